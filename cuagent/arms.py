@@ -1,6 +1,6 @@
-"""Name the arms of a measurement: the candidate, and the reference in each of its modes.
+"""Names of the arms of a measurement: the candidate, and the reference in each of its modes.
 
-`cuagent.worker.arms` builds the model that a name stands for.
+`cuagent.worker.arms` builds the model for each name.
 """
 
 from __future__ import annotations
@@ -8,9 +8,12 @@ from __future__ import annotations
 CANDIDATE = "candidate"
 EAGER = "eager"
 COMPILE = "compile"
-"""torch.compile with its default mode. Any other arm name is passed to torch.compile as its mode. A
-name may carry options: `+tf32`, `+fp32`, `+bf16` (autocast), `+channels_last`, `+cudnn_benchmark`,
-and `+cuda_graph` (cuagent captures the graph, not torch.compile)."""
+"""Name of the arm torch.compile in its default mode.
+
+Any other arm name is passed to torch.compile as its mode. A name may have options: `+tf32`,
+`+fp32`, `+bf16` (autocast), `+channels_last`, `+cudnn_benchmark`, and `+cuda_graph` (cuagent
+captures the graph, not torch.compile).
+"""
 GRAPH, BENCHMARK = "cuda_graph", "cudnn_benchmark"
 MODES = (EAGER, COMPILE, "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 OPTIONS = ("tf32", "fp32", "bf16", "channels_last", BENCHMARK, GRAPH)

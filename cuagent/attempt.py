@@ -1,10 +1,10 @@
 """Freeze a candidate as an Attempt before it is judged.
 
-A folder with `model_new.py` (class `ModelNew`) and `kernels/*.cu|*.cpp|*.h`, or a single Python
-file in the KernelBench form. Freezing copies the text, so that the same text is built, verified,
-timed and recorded even if the folder changes.
-Invariants: freezing reads only regular files of the folder and follows no link; every name in an
-attempt is a path inside the folder to which the attempt is written.
+A candidate is a folder with `model_new.py` (class `ModelNew`) and `kernels/*.cu|*.cpp|*.h`, or a
+single Python file in the KernelBench form. Freezing copies the text, so that the same text is
+built, verified, timed and recorded even if the folder changes. Invariants: freezing reads only
+regular files of the folder and follows no link; every name in an attempt is a path inside the
+folder to which the attempt is written.
 """
 
 from __future__ import annotations
@@ -24,34 +24,40 @@ KERNELS = "kernels"
 SOURCES = (".cu", ".cpp")
 HEADERS = (".h", ".hpp", ".cuh")
 _NAMED = re.compile(r"""["']([\w./-]+\.(?:cu|cpp|h|hpp|cuh))["']""")
-"""Pattern that finds file names of sources and headers in quotes."""
+"""Pattern that finds quoted names of source and header files."""
 LARGEST_FILE = 4 << 20
-"""Largest number of bytes of one file; a candidate is source text, not data."""
+"""Largest size in bytes of one file of a candidate, which is source text and not data."""
 LARGEST_ATTEMPT = 32 << 20
-"""Largest number of bytes of all files. The headers of CUTLASS have 15 MB."""
+"""Largest size in bytes of all files of a candidate. The headers of CUTLASS have 15 MB."""
 MOST_FILES = 2_000
-"""Largest number of sources and headers in one attempt."""
+"""Largest number of sources and headers in a candidate."""
 MOST_ENTRIES = 10_000
 """Largest number of files and folders that freezing visits below kernels/."""
 DEEPEST = 30
-"""Largest number of nested folders below kernels/."""
+"""Largest nesting depth of folders below kernels/."""
 LONGEST_PART = 255
-"""Largest number of bytes of one component of a path; the limit of Linux."""
+"""Largest length in bytes of one component of a path; the limit of Linux."""
 LONGEST_PATH = 1_000
-"""Largest number of bytes of a path in an attempt."""
+"""Largest length in bytes of a path in an attempt."""
 
 
 class AttemptError(Exception):
-    """The candidate cannot be read as an attempt. The message is one line."""
+    """The candidate cannot be read, for example because a file is missing.
+
+    The message is one line.
+    """
 
 
 class CandidateFault(AttemptError):
-    """The candidate exists, but its files are not allowed: a rejection. One line."""
+    """The candidate was read, but its files break a rule, so it is rejected.
+
+    The message is one line.
+    """
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """Frozen text of a candidate.
+    """Frozen files of a candidate.
 
     Raises CandidateFault if a path leads out of the folder or cannot be written.
     """
@@ -59,7 +65,9 @@ class Attempt:
     files: tuple[tuple[str, str], ...]
     """Relative POSIX path and content of each file, sorted by path."""
     display_name: str = field(default=MODULE, compare=False)
-    """The author's name for model_new.py; used in messages only."""
+    """Name of the module's file before freezing renamed it to model_new.py; used in messages
+    only.
+    """
 
     def __post_init__(self) -> None:
         _require_writable(self.files)
@@ -76,11 +84,11 @@ class Attempt:
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """Paths of the sources that are compiled."""
+        """Paths of the source files that are compiled."""
         return tuple(name for name, _ in self.files if name.endswith(SOURCES))
 
     def with_display_name(self, text: str) -> str:
-        """Replace model_new.py in a message by the author's name for it."""
+        """Return `text` with `display_name` in place of model_new.py."""
         return text if self.display_name == MODULE else text.replace(MODULE, self.display_name)
 
     def write(self, folder: Path) -> None:
@@ -92,14 +100,14 @@ class Attempt:
 
 
 def freeze(path: Path, *, needs_module: bool = True) -> Attempt:
-    """Read a candidate folder or file. A model_new.py next to kernels/ stands for its folder.
+    """Read a candidate folder or file and return it as an Attempt. Raises AttemptError.
 
-    If `needs_module` is False, a folder with kernels/ may lack model_new.py, so that its kernels
-    can be compiled before the module is written.
+    If `path` is a model_new.py next to kernels/, its whole folder is read. If `needs_module` is
+    False, a folder with kernels/ may lack model_new.py, so that its kernels can be compiled before
+    the module is written.
 
     Each file is opened once, relative to its folder's descriptor and without following links. So
-    the hashed text is the judged text, and no file of another user is read. Raises AttemptError.
-
+    the hashed text is the judged text, and no file of another user is read.
     """
     if path.name == MODULE and _is_folder(path.parent / KERNELS):
         path = path.parent
@@ -121,7 +129,7 @@ def freeze(path: Path, *, needs_module: bool = True) -> Attempt:
 
 
 def _collect(parent: int, name: str, root: Path, found: dict[str, str], seen: list[str]) -> None:
-    """Add the sources and headers below `name`, a path relative to `root`, to `found`.
+    """Add the sources and headers below `name`, a path relative to `root`, to `found` (path: text).
 
     `parent` is the descriptor of the folder that contains `name`. `seen` collects the paths of all
     entries; their number is limited.
@@ -193,7 +201,8 @@ def _is_there(folder: int, name: str) -> bool:
 
 @contextmanager
 def _folder(name: str | Path, shown: Path, parent: int | None = None) -> Iterator[int]:
-    """Open a folder and yield its descriptor. Raises AttemptError with the path `shown`.
+    """Context that opens a folder and yields its descriptor. Raises AttemptError with the path
+    `shown`.
 
     `parent` is the descriptor of the folder that `name` is relative to. With it, `name` must not be
     a link.
@@ -254,7 +263,7 @@ def _text(folder: int, name: str, shown: Path) -> str:
 
 
 def _may_be_foreign(file: os.stat_result, folder: os.stat_result) -> bool:
-    """True if a user may have linked another user's file into their own folder.
+    """Return True if a file may be a hard link that a user made to another user's file.
 
     Hard links between files of one owner are common and harmless: package managers, `cp -l` and
     stores that deduplicate files make them.
@@ -264,7 +273,7 @@ def _may_be_foreign(file: os.stat_result, folder: os.stat_result) -> bool:
 
 
 def _require_writable(files: tuple[tuple[str, str], ...]) -> None:
-    """Raise CandidateFault if `write` could not write every file inside its folder."""
+    """Raise CandidateFault if `Attempt.write` could not write every file inside its folder."""
     taken: set[str] = set()
     for name, text in files:
         if not (isinstance(name, str) and isinstance(text, str)):

@@ -1,10 +1,10 @@
-"""Resolve the settings and the origin of each value.
+"""Determine the settings, and where each value comes from.
 
 In order of precedence: flags, CUAGENT_* variables, the project's file (`.cuagent.toml`, or
 `[tool.cuagent]` in pyproject.toml, in the current folder or the nearest one above it), the user's
 file (`~/.config/cuagent/config.toml`), the defaults. API keys are not settings: they stay in the
-variables that the providers define.
-A project's file comes with code of other people, so it may not set everything:
+variables that the providers define. A project's file comes with code of other people, so it may not
+set everything:
 
 - device, notify (`ALLOWED`): allowed
 - max_steps, max_cost, max_time, max_device_time (`BUDGETS`): it may lower them; a higher value is
@@ -31,7 +31,7 @@ from typing import Any, Literal
 PREFIX = "CUAGENT_"
 PROJECT_FILE = ".cuagent.toml"
 LARGEST_FILE = 1 << 20
-"""Largest number of bytes of a settings file; a larger one is an error."""
+"""Largest size in bytes of a settings file; a larger one is an error."""
 CHOICES = {
     "device": ("auto", "cpu", "cuda"),
     "precision": ("match", "fp32", "tf32", "bf16", "fp16"),
@@ -40,12 +40,14 @@ CHOICES = {
     "notify": ("auto", "bell", "off"),
 }
 TABLES = ("endpoints", "prices")
-"""Keys whose value is a table (servers, prices); `cuagent.models.servers` describes them."""
+"""Keys whose value is a table: model servers, prices (`cuagent.models.servers`)."""
 ALLOWED = ("device", "notify")
 """Keys that a project's file may set."""
 PERSONAL = ("isolation", "approval", "notify_command", "model_timeout", *TABLES)
-"""Keys that a project's file must not set: it could weaken isolation, send an API key away, or pay
-for requests that it does not wait for."""
+"""Keys that a project's file must not set.
+
+With them it could weaken isolation, send an API key away, or cause costs.
+"""
 CONFIRMED = ("model", "precision")
 """Keys that need the user's consent: a model may cost money, a precision admits larger errors."""
 BUDGETS = ("max_steps", "max_cost", "max_time", "max_device_time")
@@ -58,42 +60,58 @@ class ConfigError(Exception):
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings. Each field is also a variable and a key in files, and most are flags."""
+    """All settings.
+
+    Each field is also a CUAGENT_* variable and a key in files, and most are flags.
+    """
 
     model: str = "auto"
-    """`auto`, `expert`, or a model of a provider; `auto` is `expert` if no API key is set."""
+    """`auto`, `expert`, or the name of a provider's model; `auto` is `expert` if no API key is
+    set.
+    """
     device: str = "auto"
     """`auto`, `cpu` or `cuda`."""
     precision: str = "match"
-    """`match`: the torch settings of your own process. `fp32`: IEEE fp32 in all arms. `tf32`,
-    `bf16` or `fp16`: arithmetic that is also admitted."""
+    """Arithmetic that the arms may use.
+
+    `match`: that of the torch settings of your own process. `fp32`: IEEE fp32 in all arms. `tf32`,
+    `bf16` or `fp16`: that arithmetic in addition.
+    """
     isolation: Literal["auto", "landlock", "none"] = "auto"
     """Isolation of untrusted code; `auto` is the strongest one that works on this machine."""
     approval: Literal["ask", "auto", "yolo"] = "auto"
-    """Commands of the model that need the user's approval: `ask` all, `auto` those that run
-    without a sandbox, `yolo` none."""
+    """Commands of the model that need the user's approval.
+
+    `ask`: all commands. `auto`: commands that run without a sandbox. `yolo`: none.
+    """
     notify: Literal["auto", "bell", "off"] = "auto"
-    """Notification when a run ends or waits; `auto` is the best one that the terminal supports."""
+    """Kind of notification when a run ends or waits; `auto` is the best that the terminal
+    supports.
+    """
     notify_command: str = ""
-    """A program that is called with the text of each notification; "" for none."""
+    """Program that is called with the text of each notification; "" for none."""
     model_timeout: float = 600.0
-    """Seconds without a byte from the model's server before the request is repeated; keep-alive
-    bytes count. Same forms as `max_time`."""
+    """Seconds without a byte from the model's server after which the request is repeated.
+
+    Keep-alive bytes count. Text may also be `90s`, `30m` or `1.5h`.
+    """
     max_steps: int = 100
     max_cost: float = 5.0
-    """US dollars."""
+    """Limit of a run's cost in US dollars."""
     max_time: float = 3600.0
-    """Seconds; text may also be `90s`, `30m` or `1.5h`."""
+    """Limit of a run's wall time in seconds; text may also be `90s`, `30m` or `1.5h`."""
     max_device_time: float = 3600.0
-    """Seconds of judging, timing and profiling; same forms as `max_time`."""
+    """Limit in seconds of judging, timing and profiling in a run; text as for `max_time`."""
     endpoints: Mapping[str, Any] = field(default_factory=dict)
-    """Tables by the server's name; only from the user's file."""
+    """Settings of model servers, by the server's name; only from the user's file."""
     prices: Mapping[str, Any] = field(default_factory=dict)
-    """Price tables by the model's name; only from the user's file."""
+    """Prices of models, by the model's name; only from the user's file."""
     origins: Mapping[str, str] = field(default_factory=dict)
-    """Origin of each value, by key: a flag, a variable, a file or "default"."""
+    """Source of each setting's value, by key: the name of a flag or variable, a file, or
+    "default".
+    """
     ignored: Mapping[str, str] = field(default_factory=dict)
-    """Ignored values of the project's file: a warning by key."""
+    """Warning for each value of the project's file that was ignored, by key."""
 
 
 TIMES = ("model_timeout", "max_time", "max_device_time")
@@ -103,7 +121,7 @@ TIME_FORMS = "a time above 0: 90s, 30m, 1.5h, or a plain number of seconds"
 
 @dataclass(frozen=True)
 class Proposal:
-    """Values of a project's file that need the user's consent."""
+    """Values in a project's file that apply only if the user agrees."""
 
     file: Path
     values: Mapping[str, Any]
@@ -114,20 +132,20 @@ class Proposal:
 
     @property
     def digest(self) -> str:
-        """Hash of the file's path and these values; identifies the consent."""
+        """Hash of the file's path and these values; the user's consent is stored under it."""
         text = json.dumps([str(self.file.resolve()), *sorted(map(str, self.values.items()))])
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 Layer = Mapping[str, tuple[Any, str]]
-"""Values of one source of settings, by key: (value, origin)."""
+"""Values from one source of settings (a file, the variables), by key: (value, origin)."""
 Accept = Callable[[Proposal], bool]
 """Function that asks the user for consent to the values of a project's file; True accepts them."""
 KEYS = tuple(f.name for f in fields(Settings) if f.name not in ("origins", "ignored", *TABLES))
 
 
 def refuse(proposal: Proposal) -> bool:
-    """Accept no proposal."""
+    """Return False: no proposal is accepted."""
     return False
 
 
@@ -138,10 +156,10 @@ def resolve(
     cwd: Path | None = None,
     accept: Accept = refuse,
 ) -> Settings:
-    """Return the settings for the folder `cwd`. A flag that is None is unset. Raises ConfigError.
+    """Return the settings that apply in the folder `cwd`. Raises ConfigError.
 
-    `accept` decides on values of the project's file that need consent. It is asked only about keys
-    of `flags` whose value no flag or variable sets.
+    A flag that is None is unset. `accept` decides on values of the project's file that need
+    consent. It is asked only about keys of `flags` whose value no flag or variable sets.
     """
     given = {key: value for key, value in (flags or {}).items() if value is not None}
     above = _from_environment(environ) | {key: (value, _flag(key)) for key, value in given.items()}
@@ -193,12 +211,14 @@ def _from_project(path: Path | None) -> dict[str, tuple[Any, str]]:
 
 
 def _without_project(key: str, user: Layer) -> tuple[Any, str]:
-    """Return the value and origin that apply if the project's file is ignored."""
+    """Return (value, origin) of `key` without the project's file: the user's value or the
+    default.
+    """
     return user.get(key, (getattr(Settings, key), "default"))
 
 
 def _raised_budgets(project: Layer, user: Layer) -> dict[str, str]:
-    """Return a warning for each budget that the project's file tries to raise."""
+    """Return a warning by key for each budget that the project's file sets higher than it may."""
     lines = {}
     for key in BUDGETS:
         if key not in project:
@@ -216,7 +236,7 @@ def _raised_budgets(project: Layer, user: Layer) -> dict[str, str]:
 def _not_accepted(
     file: Path, project: Layer, proposed: Sequence[str], flags: Set[str], accept: Accept
 ) -> dict[str, str]:
-    """Ask for consent to the `proposed` keys; return a warning for each key that stays ignored.
+    """Ask for consent to the `proposed` keys; return a warning by key for each refused one.
 
     Only the keys among `flags` are asked for: the current command uses no others.
     """
@@ -282,7 +302,10 @@ def _has_table(pyproject: Path) -> bool:
 
 
 def _text(path: Path, errors: str = "strict") -> str:
-    """Return the text of a regular file of at most LARGEST_FILE bytes. Raises OSError."""
+    """Return the text of a settings file.
+
+    Raises OSError if it is not regular or exceeds LARGEST_FILE.
+    """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -294,7 +317,7 @@ def _text(path: Path, errors: str = "strict") -> str:
 
 
 def _upward(folder: Path) -> Iterator[Path]:
-    """Yield the folder and those above it, up to the root of its repository."""
+    """Yield `folder` and its parents, up to the root of its repository."""
     for candidate in (folder, *folder.parents):
         yield candidate
         if (candidate / ".git").exists():

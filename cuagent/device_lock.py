@@ -1,12 +1,13 @@
-"""Lock a device: shared for verification, exclusive for timing.
+"""Lock a device between processes: shared for verification, exclusive for timing.
 
-The lock is for judges in several processes that share one device. Verification may run while others
-verify; a timing runs while no other judge uses the device. Not covered: processes that do not take
-the lock (`measure/system_load.py` detects those).
+Judges in several processes may share one device. Verification may run while others verify; a timing
+runs while no other judge uses the device. Not covered: processes that do not acquire the lock
+(`measure/system_load.py` detects those).
 
-A timing waits until all verifications have ended or given way, and the device idles meanwhile. So
-all timings that wait then run one after another, before any verification goes on. The verifications
-wait for a bounded time only, because each process does other work between two of its timings.
+A timing waits until all verifications have ended or released the lock, and the device idles
+meanwhile. So all timings that wait then run one after another, before any verification continues.
+The verifications wait for a bounded time only, because each process does other work between two of
+its timings.
 
 Invariant: a lock ends with its process, however the process ends. A process that waits for the
 exclusive lock gets it before any process that asks later, and before all that ask to share.
@@ -23,28 +24,29 @@ from pathlib import Path
 from cuagent.durations import Durations, Stage
 
 GiveWay = Callable[[], None]
-"""Function that gives up a shared device if another process waits to use it exclusively. It returns
-when the device is held again."""
+"""Function that releases a shared lock if another process waits for the exclusive one.
+
+It returns when the shared lock is acquired again.
+"""
 
 
 @dataclass(frozen=True)
 class DeviceLock:
-    """Lock of one device. `lock` is a file, the same for all processes; None if nothing shares the
-    device.
+    """Lock of one device between processes, through the file `lock`; None if no other process uses
+    it.
 
-    A process that holds the lock must not take it again, because it would wait for itself. Two
-    `shared` holds block too, as soon as another process waits for `exclusive`.
+    A process that has acquired the lock must not acquire it again, because it would wait for
+    itself. That is also true for two `shared` locks, as soon as another process waits for
+    `exclusive`.
     """
 
     lock: Path | None = None
     durations: Durations = field(default_factory=Durations, compare=False)
-    """Durations of the judge that uses the lock. The time spent waiting for the lock is added to
-    them."""
+    """Durations of the judge that uses the lock; the waiting time is added to Stage.WAITING."""
 
     @property
     def is_awaited(self) -> bool:
-        """Return True if another process waits for the device exclusively, or is about to get
-        it."""
+        """True if another process waits for the exclusive lock."""
         if self.lock is None:
             return False
         with self.lock.with_suffix(".door").open("a") as queue:
@@ -56,10 +58,11 @@ class DeviceLock:
 
     @contextmanager
     def shared(self) -> Iterator[GiveWay]:
-        """Hold the device together with others, while no process holds it exclusively.
+        """Context that acquires the shared lock: the device is used while no process has it
+        exclusively.
 
-        Yields a function that lets another process use the device if one waits to hold it
-        exclusively. Call it only while no work of the `with` block runs on the device.
+        Yields a function that releases and reacquires the lock if a process waits for the exclusive
+        one. Call it only while no work of the `with` block runs on the device.
         """
         with ExitStack() as stack:
             stack.enter_context(self._held_shared())
@@ -73,7 +76,7 @@ class DeviceLock:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Hold the device exclusively."""
+        """Context that acquires the exclusive lock: no other process uses the device."""
         if self.lock is None:
             yield
             return
@@ -109,4 +112,4 @@ class DeviceLock:
 
 
 UNSHARED = DeviceLock()
-"""Lock of a device that no other judge shares, for work whose duration is not recorded."""
+"""Lock without effect, for a device that no other judge uses; its waiting time is not recorded."""

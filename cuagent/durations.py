@@ -1,4 +1,4 @@
-"""Add up the seconds that one process spends in each stage of its work.
+"""Measure the seconds that one process spends in each stage of its work.
 
 A stage that begins inside another one interrupts it, so each second of a thread is counted for one
 stage only. Stages of different threads overlap.
@@ -14,44 +14,47 @@ from enum import StrEnum
 
 
 class Stage(StrEnum):
-    """Part of the work on one task."""
+    """Part of the work on one task, whose duration is measured separately."""
 
     CERTIFYING = "certifying"
-    """Tests for degenerate problems (benchmarks only)."""
+    """Tests if a benchmark's problem has a trivial answer."""
     OPENING = "opening"
     """Starting the trusted processes, and describing and examining the task."""
     GENERATION = "generation"
-    """Waiting for replies of the model; for the expert, capture and code generation."""
+    """Waiting for the model's replies; for the expert: capturing the graph and generating code."""
     BUILDING = "building"
     """Compiling an attempt's sources."""
     VERIFYING = "verifying"
     SANITIZING = "sanitizing"
-    """Checks of memory accesses and of races."""
+    """Checking memory accesses and data races."""
     WAITING = "waiting"
     """Waiting for the device lock."""
     OPENING_ARMS = "opening_arms"
-    """Starting timed processes and waiting for torch.compile."""
+    """Starting the processes of a timing, and waiting for torch.compile."""
     QUICK_TIMING = "quick_timing"
     RECORD_TIMING = "record_timing"
     LADDER = "ladder"
-    """Timing of the rungs alone."""
+    """Timing the rungs of the ladder."""
     PROFILING = "profiling"
-    """Profiling, and measuring the ceilings of the device."""
+    """Profiling, and measuring the device's bandwidth and arithmetic rate."""
     COMPILING_AHEAD = "compiling_ahead"
-    """Compiling rungs before they are opened: without the device lock, or in the background while
-    other stages run."""
+    """Compiling rungs before their processes open.
+
+    This runs without the device lock, or in the background of other stages.
+    """
     AUTOTUNING = "autotuning"
-    """Like `COMPILING_AHEAD`, for rungs with autotuning."""
+    """Compiling rungs with autotuning before their processes open."""
 
 
 class Durations:
-    """Seconds by stage. Threads may share one object. Pickling it for another process gives an
-    empty one."""
+    """Seconds by stage; several threads may share one object.
+
+    Pickling it for another process gives an empty one.
+    """
 
     def __init__(self) -> None:
         self.observe: Callable[[Stage, float], None] | None = None
-        """Called when a stage ends, with the stage and its seconds; those of nested stages are
-        subtracted."""
+        """Callback at the end of a stage: (stage, its seconds without nested stages)."""
         self._seconds: dict[Stage, float] = {}
         self._lock = threading.Lock()
         self._local = threading.local()
@@ -61,7 +64,7 @@ class Durations:
 
     @contextmanager
     def of(self, stage: Stage) -> Iterator[None]:
-        """Count the time of the `with` block for `stage`, without the stages nested in it."""
+        """Context whose time is counted for `stage`, without the stages nested in it."""
         stack: list[list[float]] = self._local.__dict__.setdefault("stack", [])
         inner = [0.0]
         stack.append(inner)
@@ -76,7 +79,7 @@ class Durations:
             self.add(stage, seconds - inner[0])
 
     def add(self, stage: Stage, seconds: float) -> None:
-        """Add seconds that the caller measured to `stage`."""
+        """Add `seconds`, which the caller measured, to `stage`."""
         with self._lock:
             self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
         if self.observe is not None:
@@ -88,8 +91,9 @@ class Durations:
             return self._seconds.get(stage, 0.0)
 
     def to_json(self) -> dict[str, float]:
-        """Return `{"opening_s": ...}` in the order of the stages, without those that did not
-        occur."""
+        """Return {"opening_s": seconds, ...} in the order of the stages, without those that did not
+        occur.
+        """
         with self._lock:
             found = dict(self._seconds)
         return {f"{stage}_s": round(found[stage], 3) for stage in Stage if stage in found}

@@ -1,7 +1,7 @@
-"""Define the typed events of a run: the engine emits them, the views consume them.
+"""Typed events of a run: the engine emits them, the views display them.
 
-The engine never imports a view. Events carry frozen data from lower packages and are cheap to make.
-A view may ignore any of them.
+The engine never imports a view. Events contain frozen data from lower packages and are cheap to
+create. A view may ignore any of them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ class RunStarted:
 
 @dataclass(frozen=True)
 class Phase:
-    """A stage of long work without a model (opening the task, measuring baselines)."""
+    """Begin of long work without a model: opening the task, measuring baselines."""
 
     text: str
     passing: bool = False
-    """True if only the live status line shows it: it is too short or too frequent to keep."""
+    """True if views show the phase only in the live status line, because it is short or
+    frequent.
+    """
 
 
 @dataclass(frozen=True)
@@ -46,14 +48,14 @@ class ToolStarted:
     call_id: str
     name: str
     summary: str
-    """One-line summary for the user: the command, the file, the pattern."""
+    """Argument of the call that summarizes it for the user: the command, the file, the pattern."""
     arguments: str = ""
-    """Arguments as JSON, as the model wrote them; may be malformed."""
+    """Arguments of the call as the model wrote them: JSON, possibly malformed."""
 
 
 @dataclass(frozen=True)
 class ToolOutput:
-    """Part of a tool's output while it still runs."""
+    """A part of a tool's output, emitted while the tool still runs."""
 
     call_id: str
     text: str
@@ -71,7 +73,10 @@ class ToolFinished:
 
 @dataclass(frozen=True)
 class Judged:
-    """An attempt was judged. `judgement` is a `cuagent.judgement.Judgement`."""
+    """An attempt was judged.
+
+    `attempt` is its number, `judgement` a `cuagent.judgement.Judgement`.
+    """
 
     attempt: int
     judgement: Any
@@ -79,17 +84,16 @@ class Judged:
 
 @dataclass(frozen=True)
 class LadderMeasured:
-    """The ladder, or further rungs of it, were measured. `ladder` is a
-    `cuagent.measure.rungs.Ladder`."""
+    """Rungs of the ladder were measured. `ladder` is a `cuagent.measure.rungs.Ladder`."""
 
     ladder: Any
     shown: bool = True
-    """True if views show it as a table; False if the next event shows it."""
+    """True if views show the ladder as a table; False if the next event contains it."""
 
 
 @dataclass(frozen=True)
 class Spent:
-    """Totals after a step."""
+    """Totals of the run after a step: seconds, tokens, US dollars."""
 
     step: int
     seconds: float
@@ -100,7 +104,7 @@ class Spent:
 
 @dataclass(frozen=True)
 class UserSaid:
-    """A message of the user reaches the model with the next step."""
+    """The user sent a message, which the model gets in the next step."""
 
     text: str
 
@@ -114,12 +118,12 @@ class Notice:
 @dataclass(frozen=True)
 class RunEnded:
     stop: str
-    """A `cuagent.agent.Stop` value."""
+    """Reason for the end, a value of `cuagent.agent.Stop`."""
     best: Any
-    """The best `Judgement`, or None."""
+    """`Judgement` on the best attempt; None if none was accepted."""
     summary: str
     ladder: Any = None
-    """The `Ladder` at the end, or None."""
+    """`Ladder` at the end of the run; None if it was not measured."""
 
 
 Event = (
@@ -141,4 +145,4 @@ Emit = Callable[[Event], None]
 
 
 def ignore(event: Event) -> None:
-    """Ignore an event; the default of `Emit` parameters."""
+    """Do nothing with an event; the default of `Emit` parameters."""

@@ -45,15 +45,14 @@ from cuagent.worker import ForkServer
 
 
 class LocalJudge:
-    """The `Judge` of this process. A context manager. Raises TaskError, ForkServerError,
-    OracleLost.
+    """Judges attempts at `task` in this process. A context manager.
 
-    `fork_server` is a warm process shared with judges of other tasks (`Referee`). `device_lock` is
-    for judges of several processes on one device. `fresh` measures the ladder even if it is cached.
-    Attempts are timed against `baselines` until the ladder is measured. With `kernels_only` a
-    candidate must compute in its own kernels; of torch's operators only products and convolutions
-    may compute (`worker/operators.py`). `timed`: True if attempts may be timed; torch.compile is
-    then imported in advance.
+    `fork_server` is a warm process that judges of other tasks use too (`Referee`). `device_lock` is
+    for judges of several processes on one device. With `fresh` the ladder is measured even if it is
+    cached. Attempts are timed against `baselines` until the ladder is measured. With `kernels_only`
+    a candidate must compute in its own kernels; of torch's operators only products and convolutions
+    may compute (`worker/operators.py`). If attempts may be `timed`, torch.compile is imported in
+    advance. Raises TaskError, ForkServerError, OracleLost.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class LocalJudge:
         self.emit = emit
         self.device_lock = device_lock or DeviceLock()
         self.durations = self.device_lock.durations
-        """Seconds by stage so far."""
+        """Seconds that this judge has spent in each stage."""
         with self.durations.of(Stage.OPENING), self.device_lock.shared() as give_way:
             self.referee = Referee(
                 task,
@@ -101,25 +100,26 @@ class LocalJudge:
             before_timing=self._profiles.await_opened,
         )
         self._verified_ahead: tuple[Build, Verdict] | None = None
-        """Verdict at record effort on an attempt that is not yet timed at that effort."""
+        """(build, verdict) at record effort of an attempt that is not yet timed at that effort;
+        else None.
+        """
 
     def admission(self) -> Admission:
-        """Check if the task can be certified; call it before any other work."""
+        """Examine if the task can be certified; must be called before any other work."""
         with self.durations.of(Stage.OPENING), self.device_lock.shared() as give_way:
             return admit(self.referee, give_way)
 
     # -- the ladder that attempts are compared with
 
     def start_ladder(self) -> None:
-        """Begin to open the compile rung and the reference's profile in the background, before
-        other work."""
+        """Begin to open torch.compile's rung and the reference's profiler in the background."""
         self._ladder.start()
         if self.overlap.prewarm_profile:
             # A run usually profiles the reference first.
             self._profiles.prewarm(with_candidate=False)
 
     def measure_ladder(self, *, whole: bool = False, wait_s: float | None = None) -> Ladder:
-        """Return the ladder: the rungs that open quickly, or all admitted rungs if `whole`.
+        """Measure the rungs that open quickly, or all admitted rungs if `whole`; return the ladder.
 
         With `wait_s`, rungs that still compile in the background after that many seconds are left
         out. The others may be opened but not timed: the record timing that follows times them.
@@ -127,17 +127,19 @@ class LocalJudge:
         return self._ladder.measure(whole=whole, wait_s=wait_s)
 
     def start_from(self, found: Ladder) -> bool:
-        """Use an earlier ladder; return False if it is of another task or device."""
+        """Use the ladder of an earlier run; return False if it is of another task or device."""
         return self._ladder.start_from(found)
 
     def drop_ladder(self) -> None:
-        """Time later attempts against the default baselines alone."""
+        """Forget the ladder: later attempts are timed against the default baselines only."""
         self._ladder.drop()
         with self.device_lock.shared():
             self._ladder.release()
 
     def confirm_rung(self) -> Ladder:
-        """Time the rungs that may be the best again, at record effort."""
+        """Time the rungs that may be the best again at record effort; return the ladder with
+        them.
+        """
         return self._ladder.confirm()
 
     def open(self) -> None:
@@ -146,9 +148,9 @@ class LocalJudge:
             self._timer.prewarm(None, self._ladder.baselines())()
 
     def prepare_ladder(self) -> None:
-        """Compile and open the rungs that the ladder begins with.
+        """Compile and open the rungs that are measured first.
 
-        Does nothing on a device that no other judge shares: there `measure_ladder` compiles them.
+        Does nothing on a device that no other judge uses: there `measure_ladder` compiles them.
         """
         if self._ladder.found is None and self.device_lock.lock is not None:
             self.emit(Phase("compiling the rungs"))
@@ -160,17 +162,17 @@ class LocalJudge:
     # -- judgements
 
     def build(self, attempt: Attempt) -> Build:
-        """Compile the attempt's sources; unchanged sources come from the cache."""
+        """Compile the attempt's sources; unchanged sources are read from the cache."""
         with self.durations.of(Stage.BUILDING):
             return build_sources(attempt, self.task.device)
 
     def judge(
         self, attempt: Attempt, effort: Effort | None = Effort.QUICK, *, than: Timing | None = None
     ) -> Judgement:
-        """Build, verify and score an attempt; time it if it is accepted and `effort` is given.
+        """Build, verify and score an attempt; time it if it is accepted and `effort` is not None.
 
         `than` is the timing of an earlier attempt. With it the attempt is timed first. If it is
-        surely slower, it is refused as TOO_SLOW and not verified. Otherwise it is not timed again.
+        surely slower, it is rejected as TOO_SLOW and not verified. Otherwise it is not timed again.
         """
         build = timing = None
         if than is not None and effort is not None:
@@ -189,7 +191,7 @@ class LocalJudge:
         return self._judgement(attempt, build, verdict, timing)
 
     def verify_ahead(self, attempt: Attempt) -> None:
-        """Verify an attempt for the record while rungs compile in the background.
+        """Verify an attempt at record effort now, while rungs compile in the background.
 
         The next call of `judge` for it at record effort uses this verdict. Does nothing if the
         rungs would not compile meanwhile.
@@ -203,7 +205,7 @@ class LocalJudge:
     def _verdict(
         self, attempt: Attempt, effort: Effort | None, build: Build | None
     ) -> tuple[Build, Verdict]:
-        """Build the attempt if `build` is None, and verify it."""
+        """Verify an attempt, which is built first if `build` is None; return (build, verdict)."""
         self._ladder.open_later_rungs()
         paused: AbstractContextManager[None] = nullcontext()
         if not self.overlap.open_while_verifying:
@@ -224,8 +226,11 @@ class LocalJudge:
     def _judgement(
         self, attempt: Attempt, build: Build, verdict: Verdict, timing: Timing | None
     ) -> Judgement:
-        """Return the judgement. If the attempt may be the result, the rungs that only a record
-        timing needs begin to compile."""
+        """Return the judgement from its parts.
+
+        If the attempt may be the result, begin to compile the rungs that only a record timing
+        needs.
+        """
         accepted = verdict.accepted
         gain = domain = None
         if accepted:
@@ -239,7 +244,10 @@ class LocalJudge:
         return judgement
 
     def _timed_first(self, attempt: Attempt, effort: Effort) -> tuple[Build, Timing | None]:
-        """Build an attempt and time it before it is verified; no timing if the build failed."""
+        """Build and time an attempt before it is verified; return (build, timing).
+
+        The timing is None if the build failed.
+        """
         build = self._built(attempt)
         if not build.ok:
             return build, None
@@ -248,11 +256,10 @@ class LocalJudge:
         return build, self._timing(attempt, build, effort)
 
     def _too_slow(self, attempt: Attempt, timing: Timing | None, than: Timing) -> Verdict | None:
-        """Return the refusal of an attempt that is surely slower than an earlier one; None for any
-        other.
+        """Return the rejection of an attempt that is surely slower than an earlier one; else None.
 
-        Over each baseline of both, its upper limit must be below the earlier speedup: over eager
-        alone the comparison would depend on how busy the host is.
+        For each common baseline, the upper limit of its ratio must be below the earlier ratio
+        `than`: with eager alone the comparison would depend on how busy the host is.
         """
         now = timing.ratios if timing is not None else {}
         both = [(name, now[name], than.ratios[name]) for name in now if name in than.ratios]
@@ -276,9 +283,9 @@ class LocalJudge:
         build: Build | None,
         give_way: GiveWay = lambda: None,
     ) -> tuple[Build, Verdict]:
-        """Verify an attempt; return its build and the verdict.
+        """Verify an attempt by the draws; return (build, verdict).
 
-        If `build` is None, it is built while the processes of the verification open.
+        If `build` is None, the attempt is built while the processes of the verification open.
         """
         if build is None:
             self.emit(Phase("building", passing=True))
@@ -299,7 +306,8 @@ class LocalJudge:
     def _built_and_begun(
         self, attempt: Attempt, prewarmed: Effort | None
     ) -> tuple[Build, PendingVerdict]:
-        """Build the attempt while the processes of its verification open.
+        """Build the attempt while the processes of its verification open; return (build, pending
+        verdict).
 
         With `prewarmed` the processes of a timing of this effort open too.
         """
@@ -320,7 +328,10 @@ class LocalJudge:
     def _checked(
         self, attempt: Attempt, effort: Effort | None, build: Build, verdict: Verdict
     ) -> Verdict:
-        """Return the verdict after the checks for faults that no output shows."""
+        """Return the verdict after compute-sanitizer and the search for data races.
+
+        They find faults that no output shows.
+        """
         with self.durations.of(Stage.SANITIZING):
             if effort is Effort.RECORD and verdict.accepted and self.task.device is Device.CUDA:
                 self.emit(Phase("checking the kernels' memory accesses with compute-sanitizer"))
@@ -332,7 +343,8 @@ class LocalJudge:
     def _timed(
         self, attempt: Attempt, build: Build, verdict: Verdict, effort: Effort, known: Timing | None
     ) -> tuple[Timing, Verdict]:
-        """Time an accepted attempt; return the timing, and the verdict as it stands afterwards.
+        """Time an accepted attempt; return the timing, and the verdict, which the timing may
+        change.
 
         `known` is a timing that was made before the verdict.
         """
@@ -343,7 +355,10 @@ class LocalJudge:
         return timing, verdict
 
     def _timing(self, attempt: Attempt, build: Build, effort: Effort) -> Timing:
-        """Time an attempt, each sample while no other judge uses the device."""
+        """Time an attempt against the baselines for `effort`.
+
+        Each sample is taken while no other judge uses the device.
+        """
         self._profiles.await_opened()
         try:
             return self._timer.time(attempt, build, effort, self._ladder.baselines(effort))
@@ -351,7 +366,10 @@ class LocalJudge:
             self._ladder.release()
 
     def profile(self, attempt: Attempt | None = None, *, counters: bool = False) -> Profile:
-        """Profile the reference or an attempt. Raises ProfileError."""
+        """Profile an attempt, or the reference if `attempt` is None. Raises ProfileError.
+
+        With `counters` the hardware counters of the kernels are read too.
+        """
         build = None if attempt is None else self.build(attempt)
         with self.durations.of(Stage.PROFILING):
             found = self._profiles.profile(
@@ -368,12 +386,14 @@ class LocalJudge:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Hold the device exclusively, while no process opens in the background."""
+        """Context that acquires the device exclusively, while no process opens in the
+        background.
+        """
         with self.device_lock.exclusive(), self._timer.nothing_opens():
             yield
 
     def close(self) -> None:
-        """End all processes and free all memory."""
+        """End all processes and release all memory."""
         self._profiles.close()
         self._timer.close()
         self.referee.close()
@@ -386,7 +406,7 @@ class LocalJudge:
 
 
 def _after_timing(verdict: Verdict, timing: Timing) -> Verdict:
-    """Return the verdict, rejected if timing showed a fault that verification did not."""
+    """Return the verdict, changed to a rejection if the timing showed a fault."""
     arm = timing.arm(CANDIDATE)
     if timing.refused:
         why = Reason.WRONG_WHILE_TIMED if timing.wrong else Reason.CLOCK_CONTRADICTION

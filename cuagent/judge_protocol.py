@@ -1,4 +1,4 @@
-"""The interface of a judge, as the agent's loop and tools use it."""
+"""The interface of a judge for the agent's loop and tools."""
 
 from __future__ import annotations
 
@@ -17,43 +17,48 @@ if TYPE_CHECKING:
 
 
 class Judge(Protocol):
-    """Judge of one task.
+    """Protocol of an object that judges all attempts at one task.
 
     `LocalJudge` (`cuagent.judge`) works in this process. `PooledJudge`
-    (`cuagent.training.judging.pool`) asks a pool of judging processes. Both may raise
+    (`cuagent.training.judging.pool`) sends attempts to a pool of judging processes. Both may raise
     ForkServerError and OracleLost.
     """
 
     @property
     def task(self) -> Task:
-        """Task that all attempts are for."""
+        """Task whose attempts are judged."""
         ...
 
     def build(self, attempt: Attempt) -> Build:
-        """Compile the attempt's sources."""
+        """Compile the attempt's sources; return the libraries and the compiler's messages."""
         ...
 
     def judge(
         self, attempt: Attempt, effort: Effort | None = Effort.QUICK, *, than: Timing | None = None
     ) -> Judgement:
-        """Build, verify and score an attempt; time it if it is accepted and `effort` is given.
+        """Build, verify and score an attempt; time it if it is accepted and `effort` is not None.
 
         `than` is the timing of an earlier attempt. With it the attempt may be timed first. If it is
-        surely slower, it is refused as TOO_SLOW and not verified.
+        surely slower than that attempt, it is rejected as TOO_SLOW and not verified.
         """
         ...
 
     def verify_ahead(self, attempt: Attempt) -> None:
-        """Verify an attempt for the record, if that saves time. The next call of `judge` for it at
-        record effort then uses this verdict."""
+        """Verify an attempt at record effort now, if that saves time later.
+
+        The next call of `judge` for it at record effort then uses this verdict.
+        """
         ...
 
     def profile(self, attempt: Attempt | None = None, *, counters: bool = False) -> Profile:
-        """Profile the reference or an attempt. Raises ProfileError."""
+        """Profile an attempt, or the reference if `attempt` is None. Raises ProfileError.
+
+        With `counters` the hardware counters of the kernels are read too.
+        """
         ...
 
     def measure_ladder(self, *, whole: bool = False, wait_s: float | None = None) -> Ladder:
-        """Return the ladder: the rungs that open quickly, or all admitted rungs if `whole`.
+        """Measure the rungs that open quickly, or all admitted rungs if `whole`; return the ladder.
 
         With `wait_s`, rungs that still compile in the background after that many seconds are left
         out. The others may be opened but not timed: the record timing that follows times them.
@@ -61,9 +66,14 @@ class Judge(Protocol):
         ...
 
     def confirm_rung(self) -> Ladder:
-        """Time the rungs that may be the best again, at record effort, and return their ladder."""
+        """Time the rungs that may be the best again at record effort; return the ladder with
+        them.
+        """
         ...
 
     def start_from(self, found: Ladder) -> bool:
-        """Use an earlier ladder; return False if this judge has to measure its own."""
+        """Use the ladder `found` of an earlier run as this judge's baselines.
+
+        Returns False if it does not fit (another machine), so that the ladder must be measured.
+        """
         ...

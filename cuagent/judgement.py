@@ -1,6 +1,6 @@
 """The judgement of one attempt, and the result that a run gives to its user.
 
-Pure data; `judge.py` makes it.
+This module contains data only; `judge.py` creates it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cuagent.verify.domain import Domain
 
 @dataclass(frozen=True)
 class Judgement:
-    """Result of judging one attempt."""
+    """Result of judging one attempt: build, verdict, timing and score."""
 
     attempt: str
     """Digest of the attempt."""
@@ -29,34 +29,40 @@ class Judgement:
     timing: Timing | None
     score: Score
     gain: Gain | None = None
-    """Parts of the gain; None without a ladder or without a timing against its best rung."""
+    """Speedup split into the best rung's and the kernel's part.
+
+    None without a ladder or without a timing against its best rung.
+    """
     domain: Domain | None = None
-    """Calls that an accepted verdict covers; None if it was not accepted."""
+    """Form of the calls that an accepted verdict covers; None if the attempt was rejected."""
 
     @property
     def contract(self) -> str:
-        """Return the baselines' settings and the errors of reference, best rung and candidate as
-        one line."""
+        """One line: the baselines' settings and the errors of reference, best rung and
+        candidate.
+        """
         if self.gain is None:
             return self.verdict.contract()
         return self.verdict.contract(self.gain.rung, self.gain.error)
 
     @property
     def standing(self) -> Standing | None:
-        """Return the standing against eager; None if the attempt was refused or not timed."""
+        """Whether the attempt is faster or slower than eager (`Standing`); None if rejected or not
+        timed.
+        """
         ratio = self.timing.ratios.get(EAGER) if self.timing is not None else None
         return ratio.standing if ratio is not None and self.verdict.accepted else None
 
     @property
     def is_faster(self) -> bool:
-        """Return True if the attempt is accepted and certainly faster than eager."""
+        """True if the attempt is accepted and certainly faster than eager."""
         return self.standing is Standing.FASTER
 
     @property
     def slower_than(self) -> str:
-        """Return the baseline that certainly is faster: eager, else the best rung; "" if neither.
+        """Name of a baseline that is certainly faster than the attempt: eager, else the best rung.
 
-        Without a ladder torch.compile is used as the best rung.
+        "" if neither is. Without a ladder torch.compile is used as the best rung.
         """
         ratios = self.timing.ratios if self.timing is not None else {}
         names = (EAGER, self.gain.rung if self.gain is not None else COMPILE)
@@ -65,11 +71,11 @@ class Judgement:
 
     @property
     def loses_to(self) -> str:
-        """Return the baseline that surely or very likely is faster: eager, else the best rung.
+        """Name of a baseline that is surely or very likely faster: eager, else the best rung.
 
         "Very likely": the geometric mean of the ratio and its upper limit is below 1 - MARGIN. Such
         an attempt is not timed for the record. So a gain may be missed, but none is claimed
-        wrongly. Returns "" if no baseline is faster.
+        wrongly. "" if no baseline is faster.
         """
         ratios = self.timing.ratios if self.timing is not None else {}
         names = (EAGER, self.gain.rung if self.gain is not None else COMPILE)
@@ -78,9 +84,10 @@ class Judgement:
         return self.slower_than or next(likely, "")
 
     def exceeds(self, other: Judgement) -> bool:
-        """Return True if the lower limit of this ratio to eager is above the ratio of `other`.
+        """Return True if this attempt is certainly faster than the attempt of `other`.
 
-        An attempt that was not timed exceeds none; every timed one exceeds it.
+        The lower limit of its speedup over eager must be above the speedup of `other`. An attempt
+        that was not timed exceeds none, and every timed one exceeds it.
         """
         both = [j.timing.ratios.get(EAGER) if j.timing else None for j in (self, other)]
         ours, theirs = both
@@ -88,7 +95,7 @@ class Judgement:
 
     @property
     def rank(self) -> tuple[int, bool, float]:
-        """Return the rank, larger is better: the reward first, then the smallest lower limit.
+        """Sort key of attempts, larger is better: the reward first, then the smallest lower limit.
 
         An attempt that is certainly slower than a baseline ranks below one that is undecided,
         although its interval may be narrower.
@@ -99,7 +106,7 @@ class Judgement:
 
     @property
     def beats_best_rung(self) -> bool:
-        """Return True if the attempt is accepted and certainly faster than the best rung.
+        """True if the attempt is accepted and certainly faster than the best rung.
 
         Without a ladder it is compared with eager.
         """
@@ -111,19 +118,22 @@ class Judgement:
 
 
 class Result(StrEnum):
-    """Result that a run gives to its user."""
+    """Kind of result that a run gives to its user."""
 
     KERNEL = "kernel"
     """An attempt that is certainly faster than the best rung."""
     RUNG = "rung"
     """The best rung of the ladder; no kernel is faster."""
     MODULE = "module"
-    """The module unchanged; nothing is faster."""
+    """The unchanged module; no attempt and no rung is faster."""
 
 
 def result_of(best: Judgement | None, found: Ladder | None) -> Result:
-    """Return the result from the judgement of the best attempt, if any, and the ladder, if
-    measured."""
+    """Return the kind of a run's result.
+
+    `best` is the judgement of the best attempt (None without one), `found` the ladder (None if it
+    was not measured).
+    """
     if best is not None and best.beats_best_rung:
         return Result.KERNEL
     free = free_of(best, found)
@@ -131,10 +141,11 @@ def result_of(best: Judgement | None, found: Ladder | None) -> Result:
 
 
 def free_of(best: Judgement | None, found: Ladder | None) -> Ratio | None:
-    """Return eager's time over the best rung's; None if eager is the best or the ladder is missing.
+    """Return eager's time over the best rung's time; None if eager is best or no ladder was
+    measured.
 
-    The ratio is the one timed with the attempt if the ladder's has the same effort, else the
-    ladder's. Of two quick timings an inconclusive one does not replace a conclusive one.
+    The ratio from the best attempt's timing is used if it has the effort of the ladder's, else the
+    ladder's ratio. Of two quick timings an inconclusive one does not replace a conclusive one.
     """
     rung = found.best if found is not None else None
     if rung is None or rung.name == EAGER:

@@ -1,7 +1,7 @@
-"""Find the folders of packages that a user installed outside this Python.
+"""Find the folders of packages that a user installed outside of this Python.
 
-`PYTHONPATH` (usual on clusters) and `pip install --user` make packages importable that the
-processes of a verdict, which start with `python -I`, would not find.
+`PYTHONPATH` (usual on clusters) and `pip install --user` make packages importable. The processes of
+a verdict start with `python -I` and would not find these packages.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ import sys
 from pathlib import Path
 
 VARIABLE = "CUAGENT_LIBRARIES"
-"""Environment variable that passes the result of `library_folders` on to the processes that start.
-"""
+"""Environment variable that passes the result of `library_folders` to child processes."""
 
 
 def library_folders() -> list[str]:
     """Return the folders of this process's sys.path into which pip installed packages.
 
-    Left out: this Python's own folders, folders of source code, and folders below the working
-    directory, which may belong to a foreign repository. Processes append them to sys.path, after
-    the standard library and torch, so that they shadow nothing.
+    Omitted are this Python's own folders, folders of source code, and folders below the working
+    directory, which may belong to a foreign repository. Child processes append the result to
+    sys.path after the standard library and torch, so that it shadows neither.
     """
     if VARIABLE in os.environ:
         return [folder for folder in os.environ[VARIABLE].split(os.pathsep) if folder]

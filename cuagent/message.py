@@ -17,7 +17,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 
 class Finish(StrEnum):
-    """The reason why the model stopped."""
+    """Reason why the model ended its reply."""
 
     STOP = "stop"
     TOOL_CALLS = "tool_calls"
@@ -27,7 +27,10 @@ class Finish(StrEnum):
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A tool call. `arguments` is the model's text unchanged; it may be malformed JSON."""
+    """The model's call of a tool.
+
+    `arguments` is the model's text unchanged; it may be malformed JSON.
+    """
 
     id: str
     name: str
@@ -36,11 +39,11 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Message:
-    """One message of the conversation.
+    """One message of a conversation between the agent and a model.
 
-    `sampled` is True if a model generated the message; training needs the difference. `data` is
-    the structured result of a tool: it is recorded and shown to people and to the in-process
-    expert, but never sent to a provider.
+    `sampled` is True if a model generated the message; training needs this. `data` is the
+    structured result of a tool: it is recorded and shown to people and to the in-process expert,
+    but never sent to a provider.
     """
 
     role: Role
@@ -56,7 +59,10 @@ class Message:
 
 @dataclass(frozen=True)
 class Usage:
-    """Token counts in four disjoint parts; `reasoning` is a part of `output`."""
+    """Token counts of one or several replies: `input`, `cache_read`, `cache_write` and `output`.
+
+    These four are disjoint; `reasoning` is a part of `output`.
+    """
 
     input: int = 0
     cache_read: int = 0
@@ -88,11 +94,11 @@ class TokenTrace:
 
 @dataclass(frozen=True)
 class Reply:
-    """A model's reply to one call."""
+    """A model's reply to one request."""
 
     message: Message
     finish: Finish
     usage: Usage = Usage()
     cost: float | None = None
-    """US dollars; None if no price is known."""
+    """Cost in US dollars; None if the model's price is unknown."""
     tokens: TokenTrace | None = None

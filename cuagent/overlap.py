@@ -1,9 +1,9 @@
-"""Decide which steps of a judgement overlap: compiling, verifying and opening processes.
+"""Decide which steps of a judgement run in parallel: compiling, verifying and opening processes.
 
-With one judge on a device, waiting costs most: the verification's processes open while the compiler
-runs, and on a GPU those of the timing too. On a shared device, processes cost most: the driver
-creates their contexts one after another for all judges, so each step starts only when the step
-before it has succeeded. An accepted attempt needs three contexts, a wrong one needs one, and a
+If one judge uses the device, waiting costs most: the verification's processes open while the
+compiler runs, and on a GPU those of the timing too. On a shared device, processes cost most: the
+driver creates their contexts one after another for all judges, so each step starts only when the
+step before it has succeeded. An accepted attempt needs three contexts, a wrong one needs one, and a
 failed build needs none.
 """
 
@@ -15,11 +15,13 @@ from enum import StrEnum
 from cuagent.task import Device
 
 BUSY_BYTES = 256 << 20
-"""Smallest size in bytes of one call's tensors with which a verification keeps a GPU busy."""
+"""Least size in bytes of one call's inputs and outputs for which a verification uses a GPU
+fully.
+"""
 
 
 class Prewarm(StrEnum):
-    """Moment at which the processes of a timing open."""
+    """Time at which the processes of a timing open."""
 
     WHILE_BUILDING = "while building"
     WHEN_TIMED = "when timed"
@@ -30,19 +32,23 @@ class Overlap:
     """Steps of a judgement that run in parallel."""
 
     begin_while_building: bool
-    """True to open the verification's processes while the sources are compiled."""
+    """True if the verification's processes open while the sources are compiled."""
     prewarm: Prewarm
     prewarm_profile: bool
-    """True to open the next profile's process after a profile: an agent often profiles its next
-    attempt."""
+    """True if the process of the next profile opens right after a profile.
+
+    An agent often profiles its next attempt.
+    """
     open_while_verifying: bool
-    """True to open rungs for a later timing during a verification too. False for large tensors on a
-    GPU, where autotuning and verification compete: a verification of 2 GB took 68 s instead of 5 s
-    (H200)."""
+    """True if rungs for a later timing may also open during a verification.
+
+    False for large tensors on a GPU, where autotuning and verification compete: a verification of 2
+    GB took 68 s instead of 5 s (H200).
+    """
 
     @staticmethod
     def on(device: Device, *, shared: bool, large: bool, bytes_per_call: int) -> Overlap:
-        """Return the policy for a device.
+        """Return which steps overlap on a device.
 
         `shared`: True if judges of other processes use the device. `large`: True if the task's
         memory leaves no room for idle processes (`Referee.large`). `bytes_per_call`: bytes of the

@@ -1,9 +1,9 @@
-"""Compute the milestone reward of CUDA Agent (arXiv 2602.24286, equation 1), with the plain ratios.
+"""Compute the milestone reward of CUDA Agent (arXiv 2602.24286, equation 1).
 
-`b(t, t0) = (t0 - t) / t0 > 5 %`; -1 wrong, 1 right, 2 if b holds against eager, 3 if it holds
-against eager and torch.compile. Beating torch.compile alone stays at 1, as in the paper.
-`milestone` does not decide if a ratio is significant; `score_of` passes the lower confidence
-limits.
+With `b(t, t0) = (t0 - t) / t0 > 5 %`: -1 for a wrong attempt, 1 for a right one, 2 if b is true
+against eager, 3 if it is true against eager and torch.compile. Beating torch.compile alone stays at
+1, as in the paper. `milestone` does not decide if a ratio is significant; `score_of` passes the
+lower confidence limits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ MARGIN = 0.05
 
 @dataclass(frozen=True)
 class Score:
-    """Reward in {-1, 1, 2, 3}. Ratios are baseline over candidate time, None if unmeasured."""
+    """Reward of an attempt (-1, 1, 2 or 3), with its speedups: baseline's time over candidate's
+    time.
+
+    A speedup is None if it was not measured.
+    """
 
     reward: int
     over_eager: float | None = None
@@ -30,7 +34,9 @@ class Score:
 def milestone(
     accepted: bool, over_eager: float | None = None, over_compile: float | None = None
 ) -> Score:
-    """Score one judged attempt from its verdict and its speed ratios."""
+    """Return the score of an attempt from its verdict and its speedups over eager and
+    torch.compile.
+    """
     if not accepted:
         return Score(-1)
     reward = 1

@@ -1,4 +1,4 @@
-"""Hold timing data: samples of each arm, the ratios between arms and their confidence intervals.
+"""Data classes of a timing: samples of each arm, the ratios between arms, confidence intervals.
 
 `measure/timing/timer.py` takes the samples; `measure/statistics.py` computes the intervals.
 """
@@ -11,12 +11,14 @@ from enum import StrEnum
 from cuagent.arms import CANDIDATE
 
 MARGIN = 0.01
-"""Share below which a difference is not reported: memory layout and clocks change equal code by 1
-%."""
+"""Relative difference below which a ratio counts as 1.
+
+Memory layout and clocks change the time of equal code by 1 %.
+"""
 
 
 class Standing(StrEnum):
-    """Conclusion that the interval of a ratio allows."""
+    """Conclusion from the interval of a ratio: faster, slower or inconclusive."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -24,34 +26,36 @@ class Standing(StrEnum):
 
 
 class Effort(StrEnum):
-    """Thoroughness of a timing: its duration, and the use that its result is good for."""
+    """Thoroughness of a timing, which determines its duration and how its result may be used."""
 
     GLANCE = "glance"
-    """About a second, for thousands of rollouts: like `QUICK` with the fewest repeats."""
+    """About a second: `QUICK` with the fewest repeats, for thousands of rollouts."""
     QUICK = "quick"
-    """1 to 3 s, for the agent's loop: feedback, not a claim."""
+    """1 to 3 s: feedback in the agent's loop, not a claim."""
     RECORD = "record"
-    """Several sets of fresh processes: the score of record."""
+    """Several sets of fresh processes: the timing on which the score of record is based."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One timed model. Times are in seconds per call."""
+    """One timed model with its samples. Times are in seconds per call."""
 
     name: str
-    """`candidate`, `eager`, `compile`, or another rung of the ladder."""
+    """`candidate`, `eager`, `compile`, or the name of another rung."""
     median: float
-    """Median of the blocks' times; on the CPU only the quietest block of each stretch of a round
-    counts."""
+    """Median time of the blocks.
+
+    On the CPU only the quietest block of each stretch of a round is used.
+    """
     samples: tuple[float, ...]
     """Time of each block: the worker's claim plus the excess of the wall clock (`timed_arm.py`)."""
     compile_seconds: float | None = None
     failed: str = ""
-    """Reason for missing samples, else ""."""
+    """Reason why the arm has no samples; "" if it has."""
     rounds: tuple[int, ...] = ()
     """Number of samples in each round."""
     charged: float = 0.0
-    """Part of `median` that the worker's own clock did not claim (`timed_arm.py`)."""
+    """Part of `median` in seconds that the worker's own clock did not claim (`timed_arm.py`)."""
 
 
 @dataclass(frozen=True)
@@ -77,56 +81,71 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Floor:
-    """Lower bound on the seconds of a call (`roofline/model.py`)."""
+    """Lower bound of a call's time: no implementation is faster (`roofline/model.py`)."""
 
     seconds: float
     bound: str
-    """`memory` or `compute`."""
+    """Resource that determines the bound: `memory` or `compute`."""
     memory: float
-    """Seconds below which the compulsory bytes cannot have been moved; 0 if caches or a busy
-    machine make the bound unreliable."""
+    """Seconds in which the device can at best move the compulsory bytes.
+
+    0 if caches or a busy machine make this bound unreliable.
+    """
 
     def share(self, seconds: float) -> float:
-        """Return the floor divided by a measured time; 1 means that the time equals the floor."""
+        """Return the floor divided by `seconds`, a measured time; 1 means that the time equals the
+        floor.
+        """
         return self.seconds / seconds
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Paired measurement of the arms in one run."""
+    """Result of timing several arms in the same rounds."""
 
     arms: tuple[Arm, ...]
     ratios: dict[str, Ratio]
-    """Ratio of each baseline's time to the candidate's, by the baseline's name. Without a
-    candidate: of eager's time to each other baseline's."""
+    """Each baseline's time over the candidate's, by the baseline's name.
+
+    Without a candidate: eager's time over each other baseline's.
+    """
     effort: Effort
     device: str
-    """Name of the device."""
+    """Name of the device, for example of the GPU."""
     seconds: float
-    """Duration of the measurement."""
+    """Duration of the timing."""
     contradiction: str = ""
-    """Message if the worker's clock contradicts the referee's, again in fresh processes, or if a
-    thread of the worker could run outside the processors of the timing; else ""."""
+    """Message if the candidate's time cannot be trusted; else "".
+
+    Either the worker's clock contradicts the referee's, again in fresh processes, or a thread of
+    the worker could run on processors that the timing does not use.
+    """
     wrong: str = ""
-    """Message if an output was wrong, or an input changed, while it was timed."""
+    """Message if an output was wrong, or an input changed, in a timed call; else ""."""
     busy: float = 0.0
-    """Share of the processors, or of the GPU's blocks, that other processes used during the timing.
+    """Share of the processors, or of the GPU's blocks, that other processes used during the
+    timing.
     """
     floor: Floor | None = None
-    """Floor of the task; None if its work could not be counted."""
+    """Lower bound of the task's time; None if its work could not be counted."""
     notes: tuple[str, ...] = ()
     """Notes for the reader of the figures, e.g. `machine busy: 40% used by other processes`."""
     versions: dict[str, str] = field(default_factory=dict)
     free: dict[str, Ratio] = field(default_factory=dict)
-    """Eager's time over each other baseline's, by name, in the same rounds; {} if no candidate was
-    timed."""
+    """Speedup without a kernel: eager's time over each other baseline's, by name, in the same
+    rounds.
+
+    Empty if no candidate was timed; `ratios` has these ratios then.
+    """
     apart: tuple[float, ...] = ()
-    """Log ratio of two eager processes ("twins") in each round of this and earlier timings. The
-    limits of a quick timing depend on them."""
+    """Log of the time ratio of two equal eager processes in each round of this and earlier timings.
+
+    The confidence limits of a quick timing depend on its variation.
+    """
 
     @property
     def suspect(self) -> str:
-        """Return the reason why the candidate's time gets no score, in one line, or ""."""
+        """One line that says why the candidate's time is too short to be true; "" if it is not."""
         candidate = self.arm(CANDIDATE)
         if self.floor is None or candidate is None or not candidate.median < self.floor.memory:
             return ""
@@ -137,7 +156,7 @@ class Timing:
 
     @property
     def share(self) -> float | None:
-        """Return the candidate's share of the roofline: 1 is at the floor."""
+        """Share of the roofline: floor over the candidate's time; None if either is unknown."""
         candidate = self.arm(CANDIDATE)
         if self.floor is None or candidate is None or not candidate.median > 0:
             return None
@@ -145,13 +164,13 @@ class Timing:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Return the remarks to show with the figures, the most serious first."""
+        """Remarks to show with the figures, the most serious first."""
         disagreement = f"clocks disagree: {self.contradiction}" if self.contradiction else ""
         return tuple(filter(None, [self.wrong, disagreement, self.suspect, *self.notes]))
 
     @property
     def refused(self) -> str:
-        """Return the reason why timing refuses the candidate, in one line, or ""."""
+        """One line that says why the timing rejects the candidate; "" if it does not."""
         return self.wrong or self.contradiction
 
     def arm(self, name: str) -> Arm | None:

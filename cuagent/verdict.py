@@ -1,5 +1,6 @@
-"""The Verdict: an attempt is accepted, or rejected with a named reason, with the measured
-errors."""
+"""The decision on one attempt: accepted, or rejected with a named reason and the measured
+errors.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +12,10 @@ from cuagent.task.task import Precision
 
 
 class Reason(StrEnum):
-    """Reason for a verdict. INFRASTRUCTURE is a fault of the machine and gives no score."""
+    """Reason of a verdict.
+
+    INFRASTRUCTURE is a fault of the machine, and such a verdict has no score.
+    """
 
     ACCEPTED = "accepted"
     BUILD_FAILED = "build failed"
@@ -41,10 +45,9 @@ class Reason(StrEnum):
 
 
 EARLIER_TOO_SLOW = "slower than an earlier attempt, so not verified"
-"""Value of `TOO_SLOW` in records of one day."""
+"""Older text of `Reason.TOO_SLOW`, which some recorded verdicts contain."""
 WHILE_TIMED = "while it was timed: "
-"""Prefix of the detail of a verdict that was accepted and then rejected while the attempt was
-timed."""
+"""Prefix of `Verdict.detail` if the attempt was accepted first, and rejected while it was timed."""
 
 
 ADJECTIVES = ("own", "normal", "one-signed", "mixed magnitude", "integer")
@@ -61,7 +64,7 @@ def on_inputs(kind: str) -> str:
 
 @dataclass(frozen=True)
 class Draw:
-    """One set of inputs, and the candidate's error against the fp64 oracle on it.
+    """Result of one draw: its seed, and the candidate's error against the fp64 answer.
 
     Errors and bounds are absolute, in the units of the output. `ratio` is the largest error divided
     by its bound; at most 1 passes. The seed is published only after the verdict.
@@ -74,22 +77,27 @@ class Draw:
     ratio: float
     passed: bool
     note: str = ""
-    """Reason why the draw failed: the worst element with its value and the expected one, and the
-    share and position of the wrong elements."""
+    """Reason why the draw failed.
+
+    It names the worst element with its value and the expected one, and the share and position of
+    the wrong elements.
+    """
     rms_bound: float = math.nan
-    """Bound of the rms error; NaN if outputs must be equal."""
+    """Bound of the rms error; NaN if outputs must be equal to the answer."""
     hint: str = ""
-    """Sentence on the likely cause of the wrong elements, or ""."""
+    """Sentence on the likely cause of the wrong elements; "" without one."""
 
 
 @dataclass(frozen=True)
 class RuleResult:
-    """Result of one rule: `lax` (5 inputs, allclose at 1e-2) or `strict`
-    (docs/reference/rules.md)."""
+    """Result of one rule on all its draws (docs/reference/rules.md).
+
+    The rule is `lax` (5 inputs, allclose at 1e-2) or `strict`.
+    """
 
     passed: bool
     worst: float
-    """Largest error divided by its bound; at most 1 passes."""
+    """Largest error divided by its bound, over all draws; at most 1 passes."""
     detail: str = ""
 
 
@@ -100,8 +108,10 @@ class Verdict:
     accepted: bool
     reason: Reason
     detail: str
-    """One line that says what happened and where. If it holds an expected value, that value's draw
-    is never used again."""
+    """One line that names the fault and its place.
+
+    It may contain an expected value; the draw of that value is never used again.
+    """
     task: str
     """Digest of the task."""
     attempt: str
@@ -109,35 +119,36 @@ class Verdict:
     lax: RuleResult | None = None
     strict: RuleResult | None = None
     precision: Precision | None = None
-    """Candidate's arithmetic as its errors show it, the coarsest over the draws; None if unknown.
-    """
+    """Coarsest arithmetic that the candidate's errors reveal over all draws; None if unknown."""
     draws: tuple[Draw, ...] = ()
     tier: str = "none"
-    """Isolation in force during the verification."""
+    """Isolation of the candidate's process: `bubblewrap`, `landlock` or `none`."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Seconds by part: worker start, oracle, candidate, compare."""
+    """Seconds by part of the verdict: worker start, oracle, candidate, compare."""
     notes: tuple[str, ...] = ()
     """Limits of the verdict and further observations, one line each."""
     seeds: tuple[int, ...] = ()
-    """All secret seeds in the order of their drawing, from which `cuagent audit` repeats the
-    verdict."""
+    """All secret seeds in the order of drawing; `cuagent audit` repeats the verdict from them."""
     perturbations: tuple[int, ...] = ()
-    """Number of perturbations that the oracle ran for each of its answers, in order. The time left
-    determines it, and the bounds depend on it."""
+    """Number of perturbations that the oracle ran for each of its answers, in order.
+
+    It depends on the time, and the bounds depend on it, so an audit repeats it.
+    """
     output: str = ""
-    """Compiler messages if the build failed, else the candidate's printed text, capped. Feedback
-    only; no program reads it."""
+    """Text for the user: compiler messages if the build failed, else the candidate's printed text.
+
+    Its length is limited, and no program parses it.
+    """
     versions: dict[str, str] = field(default_factory=dict)
     settings: str = ""
     """torch's settings of the reference and the baselines, as one line; "" in earlier records."""
     errors: dict[str, float] = field(default_factory=dict)
-    """Relative rms error against fp64 on the first draw of the task's own inputs, of `reference`
-    and `candidate`."""
+    """Relative rms errors against fp64 of `reference` and `candidate`, on the first lax draw."""
 
     def contract(self, rung: str = "", error: float | None = None) -> str:
-        """Return the baselines' settings and the errors as one line; "" for an earlier record.
+        """Return one line with the baselines' settings and the errors; "" for an earlier record.
 
-        `rung` is the name of the best rung, and `error` its error.
+        `rung` is the name of the best rung, and `error` its error against fp64.
         """
         if not self.settings:
             return ""
@@ -148,14 +159,16 @@ class Verdict:
         return f"baselines: {self.settings}" + (f"; error against fp64: {text}" if text else "")
 
     def extra_note(self, draw: Draw) -> str:
-        """Return the note of a draw, or "" if the verdict's detail says the same."""
+        """Return the note of a draw; "" if `detail` contains it already."""
         where = draw.note.partition("; ")[2]
         repeated = draw.note in self.detail or (where and where in self.detail)
         return "" if repeated else draw.note
 
     @property
     def hint(self) -> str:
-        """Hint of the draw that failed worst; "" if no values were wrong."""
+        """Sentence on the likely cause, from the draw that failed worst; "" if no values were
+        wrong.
+        """
         failed = [draw for draw in self.draws if not draw.passed]
         if self.reason is not Reason.WRONG_VALUES or not failed:
             return ""

@@ -1,7 +1,7 @@
-"""Wait for long work so that the user or a deadline can end the wait immediately.
+"""Wait for long work in such a way that the user or a deadline can end the wait immediately.
 
-The work runs in a separate thread. When the wait ends early, the thread continues and its result is
-dropped, so the objects that it uses must stay usable until it ends. Nothing here ends the work.
+The work runs in a separate thread. If the wait ends early, the thread continues and its result is
+dropped, so the objects that it uses must stay usable until it ends. No function here ends the work.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 POLL_SECONDS = 0.05
-"""Seconds between two checks for cancellation; the end of the work is noticed immediately."""
+"""Seconds between two checks if the user interrupts; the end of the work itself is noticed at
+once.
+"""
 
 
 class Interrupted(Exception):
@@ -21,11 +23,11 @@ class Interrupted(Exception):
 
 
 class Overdue(Exception):
-    """Raised when the work has not ended by its deadline."""
+    """Raised when the work has not ended at its deadline."""
 
 
 class _Work(threading.Thread, Generic[T]):
-    """A thread that runs one function and holds its result or error."""
+    """Thread that runs one function; `result` or `error` is set when the function has ended."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         super().__init__(daemon=True, name="cuagent-work")
@@ -44,9 +46,9 @@ class _Work(threading.Thread, Generic[T]):
 
 
 def attend(work: Callable[[], T], cancelled: threading.Event, deadline: float | None = None) -> T:
-    """Return the result of `work`, or raise the error that it raised.
+    """Run `work` in a thread and wait; return its result, or raise the error that it raised.
 
-    Raises Interrupted once `cancelled` is set and Overdue at `deadline` (on the monotonic clock).
+    Raises Interrupted once `cancelled` is set, and Overdue at `deadline` (time.monotonic seconds).
     KeyboardInterrupt passes through.
     """
     thread = _Work(work)

@@ -119,8 +119,9 @@ def resume_run(
 
 
 def _durations_of(judge: Judge) -> Durations:
-    """Return the judge's object for seconds by stage, which the run shares; a new one if the judge
-    has none."""
+    """Return the judge's `Durations` (seconds by stage) for the run to share; a new one without
+    any.
+    """
     found = getattr(judge, "durations", None)
     return found if isinstance(found, Durations) else Durations()
 
@@ -157,7 +158,7 @@ def _open(run: Run, project: Path) -> None:
 
 
 def _recall(run: Run, records: Sequence[Record]) -> None:
-    """Restore the attempts, the ladder and the totals from the records."""
+    """Restore the run's attempts, ladder, steps, costs and seconds from its log records."""
     texts: dict[int, Record] = {}
     for record in records:
         match record["type"]:
@@ -184,8 +185,9 @@ def _recall_call(run: Run, record: Record) -> None:
 
 
 def _recall_judgement(run: Run, record: Record, texts: Mapping[int, Record]) -> None:
-    """Restore what `Run.register` or `Run.settle` stored; `texts` holds the attempt records by
-    number."""
+    """Restore one judged attempt from its judgement record; `texts` are attempt records by
+    number.
+    """
     n = record["attempt"]
     text = texts[n]
     tried = Tried(n, attempt_of(text["files"]), text["commit"], judgement_of(record))
@@ -205,7 +207,7 @@ def _recall_ladder(run: Run, records: Sequence[Record]) -> None:
 
 
 def _worked(records: Sequence[Record]) -> float:
-    """Return the seconds of work on the run, without the time between a stop and a resume."""
+    """Return the seconds that the run worked, without the time between a stop and a resume."""
     total, last = 0.0, records[0]["time"]
     start: float | None = last
     for record in records:

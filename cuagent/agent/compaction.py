@@ -1,7 +1,7 @@
-"""Compact a conversation into its opening, a summary by the model, and the recorded facts.
+"""Replace a long conversation by its opening, the model's summary of it, and the recorded facts.
 
-The system prompt with the skill, the task, and the judge's table of attempts are kept word for
-word; the work folder keeps the files. The log is never rewritten: the short conversation is
+The system prompt with the skill, the task, and the judge's table of attempts stay word for word.
+The files in the work folder do not change. The log is never rewritten: the short conversation is
 another branch of it.
 """
 
@@ -19,21 +19,24 @@ from cuagent.message import Message, Reply
 from cuagent.models.model import ContextOverflow, Model
 
 SHARE = 0.8
-"""A conversation longer than this share of the model's context is compacted before the next step.
-"""
+"""Share of the model's context length above which the conversation is compacted."""
 OPENING = 2
-"""Number of messages that every run begins with: the system prompt and the task."""
+"""Number of messages at the start of every run: the system prompt and the task."""
 FEWEST = 6
-"""A conversation is compacted only if it has more than this many messages after the opening."""
+"""Number of messages after the opening that a conversation must exceed to be compacted."""
 BY_USER = "The user asks you to shorten the conversation."
 SHORT = 600
-"""Number of characters kept at each end of a tool result, if the conversation is too long to be
-summarized as a whole."""
+"""Number of characters at each end of a tool result that the model sees when it summarizes.
+
+Tool results are shortened only if the whole conversation no longer fits.
+"""
 
 
 def is_due(run: Run, model: Model) -> bool:
-    """Return True if the conversation should be compacted now; False if the model's context length
-    is unknown."""
+    """Return True if the conversation is long enough to be compacted now.
+
+    False if the model's context length is unknown.
+    """
     context = getattr(model, "context", None)
     return (
         context is not None
@@ -43,7 +46,7 @@ def is_due(run: Run, model: Model) -> bool:
 
 
 def compact(run: Run, model: Model, focus: str = "") -> bool:
-    """Replace the conversation by a summary. Return False if the model gave no summary.
+    """Replace the conversation by the model's summary; return False if the model gave none.
 
     `focus` is the user's text on the most important content. Raises ModelError and Interrupted.
     """
@@ -67,8 +70,10 @@ def compact(run: Run, model: Model, focus: str = "") -> bool:
 
 
 def _summary(run: Run, model: Model, focus: str) -> Reply:
-    """Ask the model for a summary. The request extends the conversation unchanged, so the
-    provider's prompt cache applies."""
+    """Ask the model for a summary and return its reply.
+
+    The request extends the conversation unchanged, so the provider's prompt cache applies.
+    """
     request = importlib.resources.files(__package__).joinpath("compaction.md")
     why = "The conversation is nearly as long as your context." if is_due(run, model) else BY_USER
     wanted = f"{why} {request.read_text(encoding='utf-8').strip()}"

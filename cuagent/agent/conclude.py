@@ -24,20 +24,27 @@ _PREFIX = {
     None: "no gain: ",
 }
 UNSCORED = (Stop.INTERRUPTED, Stop.ANSWERED, Stop.MODEL_FAILED, Stop.JUDGE_FAILED)
-"""Stops that the policy (the model) did not cause; without an accepted attempt such a run has no
-reward."""
+"""Stops that the policy (the model) did not cause.
+
+A run that ended by one has no reward, unless an attempt was accepted.
+"""
 UNSETTLED = (Stop.INTERRUPTED, Stop.ANSWERED, Stop.JUDGE_FAILED)
-"""Stops after which the best attempt is not judged again: the run may continue, or the judge
-failed."""
+"""Stops after which the best attempt is not judged again for the record.
+
+Such a run may continue, or its judge failed.
+"""
 
 MOST_AFRESH = 3
-"""Largest number of attempts that are judged for the record at the end. If the best one turns out
-worse, the next best is judged too."""
+"""Largest number of attempts that are judged for the record at the end of a run.
+
+If the best attempt turns out worse, the next best is judged too.
+"""
 
 
 def conclude(run: Run, emit: Emit) -> None:
-    """Judge the best attempt for the record if that was not done, write the last record and report
-    the end."""
+    """Judge the best attempt for the record if needed, write the last log record, and emit
+    RunEnded.
+    """
     assert run.stop is not None
     shown = run.stop
     if run.ended is not None and run.stop in (Stop.ANSWERED, Stop.INTERRUPTED):
@@ -55,7 +62,7 @@ def conclude(run: Run, emit: Emit) -> None:
 
 
 def reward_of(run: Run) -> int | None:
-    """Return the milestone reward of the run, None if the stop does not depend on the policy."""
+    """Return the milestone reward of the run; None if the policy did not cause the stop."""
     result = run.result
     if result:
         return result.judgement.score.reward
@@ -63,21 +70,26 @@ def reward_of(run: Run) -> int | None:
 
 
 def result_judgement(run: Run) -> Judgement | None:
-    """Return the judgement on the best attempt, preferably one at record effort; None if there is
-    no accepted attempt."""
+    """Return the judgement on the best accepted attempt, the one at record effort if it exists.
+
+    None if no attempt was accepted.
+    """
     result = run.result
     return result.judgement if result else None
 
 
 def summarize(run: Run) -> str:
-    """Return the result of the run in one line."""
+    """Return the result of the run as one line of text."""
     if run.ladder is None or result_of(result_judgement(run), run.ladder) is Result.KERNEL:
         return _attempt_line(run)
     return f"{_attempt_line(run)}; {_free_line(run)}"
 
 
 def _free_line(run: Run) -> str:
-    """Return the text on the best free option, or on a rung that was not clearly faster."""
+    """Return a text on the best rung's speedup over eager, for the summary.
+
+    If no rung is clearly faster than eager, name the one that may be.
+    """
     found = run.ladder
     free = free_of(result_judgement(run), found)
     rung = found.best if found is not None else None
@@ -116,7 +128,9 @@ def _attempt_line(run: Run) -> str:
 
 
 def _settle(run: Run, emit: Emit) -> None:
-    """Measure the result again at record effort: the best attempt, or else the best free option."""
+    """Judge the best attempt for the record; if no kernel can be the result, time the best rung
+    again.
+    """
     try:
         for _ in range(1 if run.stop in HURRIED else MOST_AFRESH):
             best = run.next_to_settle
@@ -138,8 +152,11 @@ def _settle(run: Run, emit: Emit) -> None:
 
 
 def _has_no_kernel(run: Run) -> bool:
-    """Return True if no attempt can be the result: none was accepted, or the best one surely loses
-    to a baseline and was not judged for the record."""
+    """Return True if no attempt can be the result of the run.
+
+    Either none was accepted, or the best one surely loses to a baseline and was not judged for the
+    record.
+    """
     best = run.result
     return best is None or (best.n not in run.settled and bool(best.judgement.loses_to))
 

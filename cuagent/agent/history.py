@@ -1,7 +1,7 @@
-"""Return to an attempt or to a step, and compare attempts.
+"""Return to an earlier attempt or step of a run, and show the differences between attempts.
 
-Files and conversation are restored together. The log and its blobs keep the removed state. No agent
-loop may run on the same `Run` meanwhile.
+Files and conversation are restored together. The log and its blobs still contain the removed state.
+No agent loop may run on the same `Run` meanwhile.
 """
 
 from __future__ import annotations
@@ -36,15 +36,18 @@ class Undone:
     """The messages and calls that `undo` removed from the conversation."""
 
     said: str
-    """Text of the removed messages of the user, to offer it for editing."""
+    """Text of the user's removed messages, which the user may edit and send again."""
     calls: tuple[str, ...]
     """Names of the tools that the removed messages called."""
     compaction: bool = False
-    """True if a summary of the conversation was undone instead of a step."""
+    """True if `undo` removed a summary of the conversation instead of a step."""
 
 
 def restore(run: Run, n: int) -> Tried:
-    """Restore the files of attempt `n`; other files stay. Raises RecordError."""
+    """Restore the files of attempt `n` in the work folder and tell the model; return the attempt.
+
+    Other files do not change. Raises RecordError.
+    """
     tried = _attempt(run, n)
     run.snapshot()
     try:
@@ -62,10 +65,10 @@ def restore(run: Run, n: int) -> Tried:
 
 
 def undo(run: Run) -> Undone | None:
-    """Undo the last step and its file changes. Return None if there is no step.
+    """Undo the last step and its file changes; return the removed messages, or None without a step.
 
-    If the conversation was summarized after the last step, undo the summary instead; the files
-    then stay as they are. Raises RecordError.
+    If the conversation was summarized after the last step, undo the summary instead; files do not
+    change then. Raises RecordError.
     """
     records = read_records(run.folder)
     path = branch_of(records)
@@ -83,7 +86,9 @@ def undo(run: Run) -> Undone | None:
 
 
 def _undo_compaction(run: Run, records: Records, path: Records) -> Undone | None:
-    """Restore the conversation from before its last summary."""
+    """Restore the conversation as it was before its last summary; return None if it has no
+    summary.
+    """
     sums = [at for at, r in enumerate(path) if r.get("data", {}).get("from") == "compaction"]
     if not sums:
         return None
@@ -106,7 +111,8 @@ def _user_text(messages: list[Message]) -> str:
 
 
 def _files_before(records: Records, message: Record) -> Any:
-    """Return the last snapshot of the files before `message`; None if there is none.
+    """Return the last snapshot of the files that the log contains before `message`; None without
+    one.
 
     The order of the log decides, not the branch of the conversation: a summary shortens the branch
     but does not change the files.
@@ -116,7 +122,7 @@ def _files_before(records: Records, message: Record) -> Any:
 
 
 def diff(run: Run, a: int, b: int | None = None) -> str:
-    """Return the unified diff from attempt `a` to attempt `b`, or to the work folder.
+    """Return the unified diff from attempt `a` to attempt `b`; to the work folder if `b` is None.
 
     Raises RecordError.
     """
@@ -158,9 +164,9 @@ def _current(run: Run) -> Attempt:
 
 
 def _before_last_step(path: list[dict[str, Any]]) -> int | None:
-    """Return the number of messages before the last step, without the user messages that led to it.
+    """Return the number of messages that remain if the last step is undone.
 
-    None if there is no step.
+    The user's messages that led to the step are not among them. None if no step was made.
     """
     steps = [at for at, record in enumerate(path) if record["role"] == "assistant"]
     if not steps:
@@ -172,5 +178,7 @@ def _before_last_step(path: list[dict[str, Any]]) -> int | None:
 
 
 def _stays(record: dict[str, Any]) -> bool:
-    """Return True for a message that `undo` keeps: a summary, the ladder or the user's kernel."""
+    """Return True if `undo` must not remove this user message: a summary, the ladder or the seed
+    kernel.
+    """
     return record.get("data", {}).get("from") in ("compaction", "ladder", "seed")

@@ -1,7 +1,8 @@
 """Hooks that run before each step: user messages, limits, repetition, turns without calls, length.
 
-A hook takes the run and the model. It returns None to continue, a text to show to the model, or a
-Stop. It changes the run only through the run's methods. After it every tool call has a result.
+A hook is a function of the run and the model. It returns None to continue, a text to send to the
+model, or a Stop to end the run. It changes the run only through the run's methods, and leaves no
+tool call without a result.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from cuagent.models.model import Model
 Hook = Callable[[Run, Model], Stop | str | None]
 
 LAST_STEPS = 5
-"""The model is warned when this many steps are left."""
+"""Number of remaining steps at which the model gets a request to finish."""
 SAME_CALLS_WARN, SAME_CALLS_STOP = 3, 6
 """Number of identical calls in a row after which the model is warned, and the run is stopped."""
 WAITING = ("bash_output",)
 """Tools whose repeated calls are allowed, because the result may change."""
 IDLE_TURNS = 3
-"""The run ends after this many turns in a row without a tool call."""
+"""Number of turns in a row without a tool call after which the run ends."""
 
 
 def steering(run: Run, model: Model) -> None:
-    """Pass the user's new messages to the model word for word."""
+    """Add the user's new messages from `run.inbox` to the conversation, word for word."""
     while True:
         try:
             text = run.inbox.get_nowait()
@@ -41,7 +42,10 @@ def steering(run: Run, model: Model) -> None:
 
 
 def limits(run: Run, model: Model) -> Stop | str | None:
-    """Stop at the limits of steps, cost, wall time and device time."""
+    """Return a Stop if steps, cost, wall time or device time reached the budget.
+
+    Shortly before the last step, return a warning for the model.
+    """
     budget = run.budget
     if budget.steps is not None and run.steps >= budget.steps:
         return Stop.STEP_LIMIT
@@ -57,7 +61,7 @@ def limits(run: Run, model: Model) -> Stop | str | None:
 
 
 def repetition(run: Run, model: Model) -> Stop | str | None:
-    """Warn, then stop, if the model repeats one call with the same arguments."""
+    """Return a warning, later a Stop, if the model repeats one call with the same arguments."""
     calls = (
         (call.name, call.arguments)
         for message in takewhile(lambda m: not _from_user(m), reversed(run.messages))
@@ -77,7 +81,9 @@ def repetition(run: Run, model: Model) -> Stop | str | None:
 
 
 def idleness(run: Run, model: Model) -> Stop | str | None:
-    """Ask for a tool call after a turn without one; stop after `IDLE_TURNS` turns without one."""
+    """Return a request for a tool call after a turn without one, and a Stop after IDLE_TURNS of
+    them.
+    """
     if run.messages[-1].role != "assistant" or run.messages[-1].tool_calls:
         return None
     if _idle_turns(run.messages) >= IDLE_TURNS:
@@ -89,7 +95,7 @@ def idleness(run: Run, model: Model) -> Stop | str | None:
 
 
 def answered(run: Run, model: Model) -> Stop | None:
-    """Stop after a turn without a tool call, so that the user can reply.
+    """Return a Stop after a turn without a tool call, so that the user can reply.
 
     Interactive sessions use this hook in place of `idleness`.
     """
@@ -98,7 +104,7 @@ def answered(run: Run, model: Model) -> Stop | None:
 
 
 def compaction(run: Run, model: Model) -> None:
-    """Summarize a conversation that approaches the model's context length."""
+    """Replace a conversation that approaches the model's context length by a summary."""
     if is_due(run, model):
         compact(run, model)
 

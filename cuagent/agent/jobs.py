@@ -13,20 +13,22 @@ from typing import BinaryIO
 
 @dataclass
 class Job:
-    """One background command."""
+    """A background command that the agent started."""
 
     name: str
     command: str
     process: subprocess.Popen[bytes]
     output: BinaryIO
-    """Open file with the whole output; it was opened before the command started."""
+    """Open file that the command writes its output to."""
     kill: Callable[[], None]
     """End the process and every process that it has started."""
     shown: int = 0
-    """Number of bytes of the output that the model has seen."""
+    """Number of bytes of the output that the model has read."""
 
 
 def end_jobs(jobs: Iterable[Job]) -> None:
-    """Kill all processes of the given commands, also those that outlive their command."""
+    """Kill all processes of the given background commands, also those that outlived their
+    command.
+    """
     for job in jobs:
         job.kill()

@@ -1,8 +1,8 @@
 """Measure the run's ladder before the first step, log it, and show it to the model and the views.
 
-Rungs that open quickly are measured first: the first attempt is compared with eager and
-torch.compile. The others are measured when an attempt is judged for the record, so no attempt waits
-for autotuning. Not covered: the measurement itself (`cuagent.measure.ladder`).
+The rungs that open quickly, eager and torch.compile among them, are measured first. The others are
+measured when an attempt is judged for the record, so no attempt waits for autotuning. Not covered:
+the measurement itself (`cuagent.measure.ladder`).
 """
 
 from __future__ import annotations
@@ -24,17 +24,25 @@ if TYPE_CHECKING:
     from cuagent.measure.rungs import Ladder
 
 HURRIED = (Stop.TIME_LIMIT, Stop.DEVICE_LIMIT)
-"""Stops after which only the measurements that the result needs are made, to save time."""
+"""Stops after which only the measurements for the result are made, because time is up."""
 FP32_ERROR = 2e-6
-"""Largest relative error against fp64 of products in float32: sums of 8,192 products by cuBLAS have
-1.6e-6, convolutions in TF32 before a norm 5e-6 or more (H100, H200)."""
+"""Relative error against fp64 above which a reference's products must have used TF32.
+
+Sums of 8,192 products in float32 by cuBLAS have 1.6e-6, convolutions in TF32 before a norm 5e-6 or
+more (H100, H200).
+"""
 WAIT_S = {Device.CPU: 5.0, Device.CUDA: 15.0}
-"""Longest wait in seconds, at the end of a run, for rungs that still compile in the background. It
-is longer on a GPU, where an autotuned rung is often the best for products and convolutions."""
+"""Longest wait in seconds, at the end of a run, for rungs that still compile in the background.
+
+It is longer on a GPU, where an autotuned rung is often the best for products and convolutions.
+"""
 
 
 def start_at_ladder(run: Run, model: Model) -> None:
-    """Measure the ladder before the first step and show it to the model (a hook)."""
+    """Measure the ladder before the first step and show it to the model.
+
+    This function is a hook.
+    """
     if run.ladder is not None:
         return
     if (prepare := getattr(model, "prepare", None)) is not None:
@@ -47,9 +55,10 @@ def start_at_ladder(run: Run, model: Model) -> None:
 
 
 def bounds_of(ladder: Ladder) -> dict[str, Any]:
-    """Return message data from which the expert computes an upper bound of a kernel's speedup.
+    """Return data for the ladder message: the floor and the best rung's seconds.
 
-    They also say if the reference's error is that of products in TF32.
+    From these the expert computes an upper bound of a kernel's speedup. `in_tf32` is True if the
+    reference's error is that of products in TF32.
     """
     best, eager = ladder.best, ladder.rung(EAGER)
     figures: dict[str, Any] = {"floor": ladder.certain_floor}
@@ -61,7 +70,8 @@ def bounds_of(ladder: Ladder) -> dict[str, Any]:
 
 
 def measure_ladder(run: Run, *, whole: bool = False) -> Ladder:
-    """Measure the rungs that are missing, with `whole` also the slow ones; return the ladder.
+    """Measure the rungs that open quickly, with `whole` also the slow ones; return and log the
+    ladder.
 
     Raises JudgeLost and Interrupted.
     """
@@ -69,10 +79,10 @@ def measure_ladder(run: Run, *, whole: bool = False) -> Ladder:
 
 
 def measure_remaining_rungs(run: Run, attempt: Attempt | None = None) -> None:
-    """Measure the rungs that were left for later, if the run has a ladder.
+    """Measure the rungs that `measure_ladder` postponed, if the run has a ladder.
 
-    Called before a judgement at record effort, which shows a table; so none is shown here. The
-    `attempt` that is judged then is verified first, while the rungs compile in the background.
+    Called before a judgement at record effort, which shows a table; so no table is shown here. The
+    `attempt` of that judgement is verified first, while the rungs compile in the background.
     """
     if run.ladder is not None and run.ladder.later and run.stop not in HURRIED:
         if attempt is not None:
@@ -89,7 +99,10 @@ def measure_remaining_rungs(run: Run, attempt: Attempt | None = None) -> None:
 
 
 def confirm_rung(run: Run) -> Ladder:
-    """Measure the best free option again for the record. Raises JudgeLost and Interrupted."""
+    """Time the best rung again at record effort; return the ladder.
+
+    Raises JudgeLost and Interrupted.
+    """
     run.emit(Phase("timing the best free option again"))
     return _record(run, run.measured("ladder", lambda judge: judge.confirm_rung()))
 

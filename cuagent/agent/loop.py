@@ -1,7 +1,7 @@
-"""Run the ReAct loop: check the limits, ask the model, execute its calls, until a stop.
+"""Run the ReAct loop: check the limits, query the model, execute its tool calls, until a stop.
 
-Invariants: every tool call gets exactly one result, also when interrupted; each event is in the
-log before the next one happens; the reason for the end is always a `Stop`.
+Invariants: every tool call gets exactly one result, also when interrupted; each event is written to
+the log before the next one happens; the reason for the end is always a `Stop`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from cuagent.models.model import ContextOverflow, Model, ModelError
 NOT_RUN = "not executed: the run has ended"
 BY_USER = "interrupted by the user before it finished"
 GRACE = 60.0
-"""Seconds that a pending reply may take beyond the wall-time limit."""
+"""Seconds that the loop waits for a pending reply after the wall-time limit."""
 
 
 def run_agent(
@@ -49,9 +49,9 @@ def run_agent(
     hooks: Sequence[Hook] = HOOKS,
     emit: Emit = ignore,
 ) -> Stop:
-    """Run steps until a stop, and return it. Every tool call then has a result.
+    """Run steps until the run stops; return the reason. A run that stopped before is continued.
 
-    A run that stopped before is continued.
+    At the end every tool call has a result.
     """
     run.emit, run.tools = emit, tuple(tool.spec for tool in tools)
     _begin(run, model)
@@ -79,7 +79,7 @@ def run_agent(
 
 
 def _begin(run: Run, model: Model) -> None:
-    """Log that a stopped run resumes, or announce a new run to the views; start its clock."""
+    """Announce a new run to the views, or log that a stopped run resumes; start the run's clock."""
     if run.started is None:
         run.log.write("resume", model=model.name, budget=run.budget)
     else:
@@ -90,7 +90,7 @@ def _begin(run: Run, model: Model) -> None:
 
 
 def announce(run: Run, model: Model) -> None:
-    """Report the start of the run to the views; for a resumed run also its totals so far."""
+    """Emit RunStarted to the views; for a resumed run also its totals so far."""
     where = run.folder
     run.emit(RunStarted(where.id, where.path, run.task.name, run.task.device, model.name))
     if run.steps:
@@ -122,9 +122,9 @@ def step(run: Run, model: Model, tools: Sequence[Tool], hooks: Sequence[Hook], e
 
 
 def query(run: Run, model: Model, emit: Emit) -> Reply:
-    """Ask the model and record its reply and cost.
+    """Query the model; record the reply and its cost.
 
-    If the conversation is too long for the model, compact it once and ask again.
+    If the conversation is too long for the model, compact it once and query again.
     """
     try:
         reply, seconds = ask(run, model, emit)
@@ -141,7 +141,7 @@ def query(run: Run, model: Model, emit: Emit) -> Reply:
 
 
 def ask(run: Run, model: Model, emit: Emit) -> tuple[Reply, float]:
-    """Return one reply and the seconds that it took.
+    """Query the model in a thread; return its reply and the seconds that it took.
 
     Raises Interrupted, and Overdue `GRACE` seconds after the wall-time limit.
     """
@@ -179,7 +179,10 @@ def _names(reply: Reply) -> set[str]:
 
 
 def act(run: Run, call: ToolCall, tools: Sequence[Tool], emit: Emit, *, cut_off: bool) -> None:
-    """Execute one call and record its result."""
+    """Execute one tool call and add its result to the conversation.
+
+    `cut_off` is True if the length limit ended the reply, so that its arguments may be incomplete.
+    """
     tool = next((tool for tool in tools if tool.name == call.name), None)
     summary = tool.summarize(call.arguments) if tool else ""
     emit(ToolStarted(call.id, call.name, summary, call.arguments))
@@ -199,7 +202,7 @@ def act(run: Run, call: ToolCall, tools: Sequence[Tool], emit: Emit, *, cut_off:
 
 
 def with_unique_ids(message: Message, run: Run) -> Message:
-    """Give each call of the reply a unique id, since providers refuse duplicates."""
+    """Return the message with a unique id for each tool call, since providers refuse duplicates."""
     used = {call.id for m in run.messages for call in m.tool_calls}
     calls = []
     for n, call in enumerate(message.tool_calls, 1):

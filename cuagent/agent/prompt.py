@@ -1,7 +1,7 @@
-"""Build the opening messages: the system prompt, the skill, the task.
+"""Build the opening messages of a run: the system prompt, the skill, the task.
 
-Invariant: their text is constant during a run (no clock, no counter, no best so far), so that a
-provider's prompt cache stays valid for the whole run.
+Invariant: their text does not change during a run (no clock, no counter, no best attempt), so that
+a provider's prompt cache stays valid.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def project_rules(folder: Path) -> str:
 
     If they exceed `LONGEST_RULES` together, those farthest from `folder` are omitted. A link out of
     the repository, or to a file other than Markdown, is skipped: its target would be sent to the
-    model's provider, and `.env` or `.git/config` may hold keys.
+    model's provider, and `.env` or `.git/config` may contain keys.
     """
     found: list[str] = []
     room = LONGEST_RULES
@@ -74,7 +74,9 @@ def project_rules(folder: Path) -> str:
 
 
 def _upward(folder: Path) -> Iterator[Path]:
-    """Yield the folder and its parents up to the repository's root, or only the folder."""
+    """Yield `folder` and its parents up to the repository's root; only `folder` outside a
+    repository.
+    """
     above = [folder, *folder.parents]
     root = next((place for place in above if (place / ".git").exists()), folder)
     yield from above[: above.index(root) + 1]
@@ -128,7 +130,7 @@ def _assignment(task: Task) -> str:
 
 
 def _training(step: Step) -> str:
-    """Return the line of the prompt that describes a training step."""
+    """Return the line of the prompt on a training step: what `ModelNew` must compute."""
     wanted = [f"input tensor {k}" for k in step.inputs] + [f"`{n}`" for n in step.parameters]
     return (
         f"Training step: write `ModelNew` with the constructor of `{step.entry}`, its `forward` of "
@@ -148,7 +150,7 @@ def _machine(cuda: bool) -> str:
 
 
 def _processor() -> str:
-    """Return the processor's name and its widest vector extension."""
+    """Return the CPU's name and its widest vector extension, for example "... avx512f"."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -58,12 +58,12 @@ class JudgeLost(Exception):
 
 @dataclass(frozen=True)
 class Tried:
-    """One attempt of the run, with the last judgement on it."""
+    """One numbered attempt of the run, with the latest judgement on it."""
 
     n: int
     attempt: Attempt
     commit: str
-    """Commit of the attempt in the git history of the work folder; "" if there is none."""
+    """Hash of the attempt's commit in the work folder's git history; "" without one."""
     judgement: Judgement
 
     @property
@@ -78,7 +78,7 @@ class Tried:
 
 @dataclass
 class Run:
-    """The state of one run. Change it through its methods, which write the log."""
+    """The state of one run. Its methods write each change to the log."""
 
     task: Task
     folder: RunFolder
@@ -89,27 +89,31 @@ class Run:
     messages: list[Message] = field(default_factory=list)
     tried: list[Tried] = field(default_factory=list)
     ladder: Ladder | None = None
-    """Baselines that need no kernel; None until they are measured."""
+    """Measured baselines that need no kernel; None until they are measured."""
     settled: dict[int, Tried] = field(default_factory=dict)
-    """Attempts that were accepted at record effort, by number, each with that judgement."""
+    """Attempts accepted at record effort, by number, each with its judgement at that effort."""
     stop: Stop | None = None
     ended: Stop | None = None
-    """Last stop with a result; None if there was none, or after another attempt was judged. A reply
-    to a user's question does not reset it."""
+    """Last stop that gave a result; None without one, or after another attempt was judged.
+
+    A reply to a user's question does not reset it.
+    """
     error: str = ""
-    """Error of the provider or the judge, "" if neither failed."""
+    """Message of the error with which the provider or the judge failed; "" if neither did."""
     steps: int = 0
     usage: Usage = field(default_factory=Usage)
     cost: float | None = 0.0
-    """US dollars; None after a call without a known price."""
+    """Cost of the run in US dollars; None after a call without a known price."""
     device_seconds: float = 0.0
-    """Seconds for which the judge used the device."""
+    """Seconds in which the judge used the device."""
     started: float | None = field(default_factory=time.monotonic)
-    """Start of the current work on the monotonic clock, in seconds; None while the run is idle."""
+    """Start of the current work in time.monotonic seconds; None while the run is idle."""
     earlier_seconds: float = 0.0
-    """Seconds worked before `started`."""
+    """Seconds that the run worked before `started`."""
     context_tokens: int = 0
-    """Length of the conversation: the provider's last count plus an estimate for later messages."""
+    """Length of the conversation in tokens: the provider's last count plus an estimate for later
+    messages.
+    """
     inbox: SimpleQueue[str] = field(default_factory=SimpleQueue)
     """Messages of the user while the agent works; the model gets them before the next step."""
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -123,12 +127,11 @@ class Run:
     files: dict[str, FileState] = field(default_factory=dict)
     """Files of the work folder at the last snapshot, by name."""
     settles_rung: bool = True
-    """True to time the best rung at record effort when no kernel is the result; False to keep its
-    quick timing."""
+    """True if the best rung is timed at record effort when no kernel is the result."""
     durations: Durations = field(default_factory=Durations)
-    """Seconds by stage; the judge adds to the same object."""
+    """Seconds by stage of the work; the judge adds to the same object."""
     outputs: int = 0
-    """Number of output files created so far, for the name of the next one."""
+    """Number of output files that were created, from which the next one is named."""
     _judging: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -137,23 +140,23 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Seconds worked so far, without the time in which the run waited for the user."""
+        """Seconds that the run has worked, without waiting for the user."""
         now = time.monotonic()
         return self.earlier_seconds + (0.0 if self.started is None else now - self.started)
 
     @property
     def best(self) -> Tried | None:
-        """The best accepted attempt by its last judgement in the loop; None if there is none."""
+        """The best accepted attempt by its latest judgement; None without one."""
         return max((t for t in self.tried if t.accepted), key=lambda t: t.rank, default=None)
 
     @property
     def final(self) -> Tried | None:
-        """The best attempt among those accepted at record effort; None if there is none."""
+        """The best attempt among those accepted at record effort; None without one."""
         return max(self.settled.values(), key=lambda t: t.rank, default=None)
 
     @property
     def result(self) -> Tried | None:
-        """`final` if there is one, else `best`.
+        """`final`, or `best` if no attempt was accepted at record effort.
 
         Confidence limits at record effort are wider, so the two are never compared by rank.
         """
@@ -161,10 +164,10 @@ class Run:
 
     @property
     def next_to_settle(self) -> Tried | None:
-        """The best attempt not yet judged at record effort, if it may be better than `final`.
+        """The attempt to judge at record effort next: the best one that may be better than `final`.
 
         It may be better if its reward is higher, or if the lower limit of its gain is above the
-        gain of `final`. None if there is no such attempt.
+        gain of `final`. None if no attempt may be better.
         """
         open_ones = (t for t in self.tried if t.accepted and t.n not in self.settled)
         best, final = max(open_ones, key=lambda t: t.rank, default=None), self.final
@@ -175,7 +178,7 @@ class Run:
         return best if earns_more or seen.exceeds(known) else None
 
     def spent(self) -> Spent:
-        """Return the totals so far, for the views."""
+        """Return the run's totals (steps, seconds, tokens, cost) as an event for the views."""
         tokens_in = self.usage.input + self.usage.cache_read + self.usage.cache_write
         return Spent(self.steps, self.seconds, tokens_in, self.usage.output, self.cost)
 
@@ -184,17 +187,17 @@ class Run:
         self.cancelled.set()
 
     def start_clock(self) -> None:
-        """Start or restart the clock, and clear a cancellation."""
+        """Start the clock of the working time, and clear an earlier cancellation."""
         self.cancelled.clear()
         self.resume_clock()
 
     def resume_clock(self) -> None:
-        """Start the clock again; a cancellation stays."""
+        """Start the clock of the working time again; an earlier cancellation remains."""
         if self.started is None:
             self.started = time.monotonic()
 
     def stop_clock(self) -> None:
-        """Stop the clock and add its seconds to `earlier_seconds`."""
+        """Stop the clock of the working time and add its seconds to `earlier_seconds`."""
         self.earlier_seconds, self.started = self.seconds, None
 
     def notice(self, text: str, level: Literal["info", "warning", "error"] = "info") -> None:
@@ -215,7 +218,7 @@ class Run:
                 self.context_tokens += len(message.content) // CHARACTERS_PER_TOKEN
 
     def record_reply(self, reply: Reply, model: str, sampling: Any, seconds: float) -> None:
-        """Record a call of the model and its reply."""
+        """Record a reply of the model: its usage, cost and message."""
         with shielded():
             call = self.record_call(reply, model, sampling, seconds)
             self.add(reply.message, call)
@@ -227,7 +230,7 @@ class Run:
     def record_call(
         self, reply: Reply, model: str, sampling: Any, seconds: float, **more: Any
     ) -> str:
-        """Record usage, cost and time of a call of the model. Return the record's id."""
+        """Record usage, cost and time of a query of the model; return the log record's id."""
         self.usage += reply.usage
         if self.cost is not None:
             self.cost = None if reply.cost is None else self.cost + reply.cost
@@ -250,9 +253,9 @@ class Run:
             self.add(message)
 
     def branch(self, messages: list[Message], head: str | None, why: str) -> None:
-        """Continue from `messages`, whose last one has the id `head` in the log.
+        """Continue the conversation from `messages`; the last one has the id `head` in the log.
 
-        The log keeps the old branch.
+        The log still contains the old branch.
         """
         with shielded():
             self.log.branch(head, why)
@@ -260,10 +263,10 @@ class Run:
             self.context_tokens = tokens_of(messages)
 
     def consult(self, work: Callable[[Judge], T]) -> T:
-        """Return `work(judge)`, one call at a time. Raises JudgeLost and Interrupted.
+        """Run `work(judge)` in a thread, one call at a time, and return its result.
 
         After an interrupt the work continues to its end in the background and its result is
-        dropped; later calls wait for that end.
+        dropped; later calls wait for that end. Raises JudgeLost and Interrupted.
         """
 
         def locked() -> T:
@@ -276,7 +279,7 @@ class Run:
             raise JudgeLost(f"{type(error).__name__}: {error}") from error
 
     def measured(self, what: str, work: Callable[[Judge], T]) -> T:
-        """Return `work(judge)` for work on the device, and add its time to `device_seconds`.
+        """Run `work(judge)` as in `consult`, and add its time to `device_seconds`.
 
         Raises JudgeLost and Interrupted.
         """
@@ -297,8 +300,10 @@ class Run:
                 self.log.write("checkpoint", message=self.log.head, files=files)
 
     def register(self, attempt: Attempt, judgement: Judgement) -> Tried:
-        """Number, commit and record a judged attempt. A known attempt keeps its number and gets the
-        new judgement."""
+        """Give a judged attempt a number, commit it to git and record it.
+
+        An attempt that was judged before keeps its number and gets the new judgement.
+        """
         with shielded():
             earlier = next((t for t in self.tried if t.attempt.digest == attempt.digest), None)
             if earlier:
@@ -316,7 +321,9 @@ class Run:
         return tried
 
     def settle(self, tried: Tried, judgement: Judgement) -> Tried:
-        """Record a judgement at record effort on an attempt."""
+        """Record the judgement at record effort of an attempt; return the attempt with this
+        judgement.
+        """
         with shielded():
             settled = replace(tried, judgement=judgement)
             self._confirm_ladder(judgement)
@@ -329,8 +336,9 @@ class Run:
         return settled
 
     def _confirm_ladder(self, judgement: Judgement) -> None:
-        """Replace the ladder's quick timings by those of a timing at record effort, where the
-        timing includes the rung."""
+        """Replace the ladder's quick timings by the record timings in `judgement`, for its
+        rungs.
+        """
         from cuagent.measure.rungs import with_record_timing
 
         if self.ladder is None or judgement.timing is None or not judgement.verdict.accepted:
@@ -340,7 +348,9 @@ class Run:
             self.record_ladder(ladder, shown=False)
 
     def record_ladder(self, ladder: Ladder, *, shown: bool = True) -> None:
-        """Set and record the ladder. With `shown`, the views print it as a table."""
+        """Store the ladder as the run's baselines and record it; with `shown` the views print
+        it.
+        """
         self.ladder = ladder
         self.log.write("ladder", shown=shown, **ladder.to_json())
         self.emit(LadderMeasured(ladder, shown))
@@ -386,14 +396,14 @@ class Run:
 
 
 def tokens_of(messages: Sequence[Message]) -> int:
-    """Return an estimate of a conversation's tokens, rather too high than too low."""
+    """Return an estimate of a conversation's tokens, which is rather too high than too low."""
     characters = sum(len(m.content) + len(m.reasoning) for m in messages)
     arguments = sum(len(c.arguments) for m in messages for c in m.tool_calls)
     return (characters + arguments) // CHARACTERS_PER_TOKEN
 
 
 def _fatal_judge_errors() -> tuple[type[Exception], ...]:
-    """Return the errors after which the judge cannot work any more."""
+    """Return the error types after which the judge cannot work any more."""
     from cuagent.sandbox import SandboxError
     from cuagent.verify.oracle.process import OracleLost
     from cuagent.worker import ForkServerError

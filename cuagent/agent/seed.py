@@ -17,21 +17,29 @@ from cuagent.record import write_file
 from cuagent.timing import Effort
 
 BARE = (".cu", ".cuh", ".cpp", ".h", ".hpp")
-"""Suffixes of a kernel source without a module; it can be judged only after a module calls it."""
+"""Suffixes of a kernel source that the user passes without a module.
+
+Such a kernel can be judged only after the model has written a module that calls it.
+"""
 
 
 @dataclass(frozen=True)
 class Seed:
-    """The user's kernel: (path, text) of files for the work folder, and the attempt that they form;
-    None if they have no module yet."""
+    """The user's kernel: (path, text) of its files for the work folder, and the attempt that they
+    form.
+
+    `attempt` is None if the files lack a module.
+    """
 
     files: tuple[tuple[str, str], ...]
     attempt: Attempt | None
 
 
 def read_seed(path: Path) -> Seed:
-    """Read a candidate (a folder or file with ModelNew), or one source file. Raises
-    AttemptError."""
+    """Read the user's kernel: a candidate (folder or file with ModelNew) or a single source file.
+
+    Raises AttemptError.
+    """
     if path.is_file() and path.suffix in BARE:
         try:
             text = path.read_text(encoding="utf-8")
@@ -43,8 +51,10 @@ def read_seed(path: Path) -> Seed:
 
 
 def start_from(seed: Seed) -> Hook:
-    """Return a hook that puts the kernel into the work folder and judges it, before the first
-    step."""
+    """Return a hook that, before the first step, writes the user's kernel to the work folder.
+
+    The hook also judges the kernel and adds the result to the conversation.
+    """
 
     def hook(run: Run, model: Model) -> None:
         if run.tried or any(m.data.get("from") == "seed" for m in run.messages):

@@ -1,7 +1,7 @@
-"""Recall which files of the work folder the model has seen, from the messages of its conversation.
+"""Find the files of the work folder that the model has seen, from the messages of its conversation.
 
 A file tool refuses to change a file that the model has not seen. After a resume or an `undo` the
-conversation differs, so the files that the model has seen are computed again.
+conversation differs, so these files are determined again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WRITERS = ("write", "edit", "multi_edit")
 
 
 def recall_seen(run: Run) -> None:
-    """Mark the files that the conversation has read or written as seen in their current state."""
+    """Mark the files that the conversation's tool calls have read or written as seen."""
     calls = {call.id: call for message in run.messages for call in message.tool_calls}
     for message in run.messages:
         call = calls.get(message.tool_call_id or "")
@@ -32,10 +32,7 @@ def recall_seen(run: Run) -> None:
 
 
 def _path_of(call: ToolCall) -> str:
-    """Return the path in the call's arguments, "" if there is none.
-
-    The call succeeded, so its arguments are valid JSON.
-    """
+    """Return the `path` argument of a successful tool call; "" without one."""
     try:
         return str(json.loads(call.arguments)["path"])
     except (ValueError, TypeError, KeyError):

@@ -1,4 +1,4 @@
-"""Protect a block of code from Ctrl-C."""
+"""Delay Ctrl-C until the end of a block of code."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from types import FrameType
 
 @contextmanager
 def shielded() -> Iterator[None]:
-    """Delay KeyboardInterrupt until the block has ended. Other threads than the main thread never
-    receive one, so nothing changes there."""
+    """Context that delays KeyboardInterrupt to its end.
+
+    Only the main thread receives KeyboardInterrupt, so the context has no effect in other threads.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

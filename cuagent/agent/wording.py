@@ -1,4 +1,7 @@
-"""Format figures and verdicts as short texts for the model and the user, the verdict first."""
+"""Format figures and verdicts as short texts for the model and the user.
+
+A verdict precedes figures.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ if TYPE_CHECKING:
 
 NAMES = {"eager": "eager", "compile": "torch.compile"}
 MOST_DIAGNOSTICS = 8
-"""Compiler diagnostics shown for one build."""
+"""Largest number of compiler messages shown for one build."""
 LONGEST_OUTPUT = 12
-"""Largest number of lines shown of the candidate's output."""
+"""Largest number of lines shown of the text that a candidate printed."""
 HINTS = {
     Reason.BUILD_FAILED: "correct the source, then call compile.",
     Reason.IMPORT_FAILED: "model_new.py must import cleanly; paths to kernels are relative to it.",
@@ -52,7 +55,9 @@ def duration(seconds: float) -> str:
 
 
 def ratios_line(judgement: Judgement) -> str:
-    """Format all ratios: 1.84x over eager [1.79, 1.90], 1.21x over torch.compile [1.17, 1.25]."""
+    """Format the ratios of all baselines: 1.84x over eager [1.79, 1.90], 1.21x over torch.compile
+    ...
+    """
     timing = judgement.timing
     if timing is None or not timing.ratios:
         return "not timed"
@@ -67,12 +72,12 @@ def ratio_over(name: str, ratio: Ratio) -> str:
 
 
 def ladder_text(ladder: Ladder) -> str:
-    """Format the ladder for the model's first step."""
+    """Format the ladder for the message that the model gets before its first step."""
     return "Ways to run the module faster without a kernel:\n\n" + "\n".join(rung_lines(ladder))
 
 
 def rung_lines(ladder: Ladder) -> Iterator[str]:
-    """Format the ladder: one line per rung, with the one to beat marked, then the notes."""
+    """Yield one line per rung, with the best one marked, then the notes on the ladder."""
     best = ladder.best
     for rung in ladder.rungs:
         yield _rung_line(rung, best is not None and rung.name == best.name)
@@ -105,7 +110,9 @@ def _rung_line(rung: Rung, best: bool) -> str:
 
 
 def times_line(timing: Timing) -> str:
-    """Format the times: candidate 0.41 ms, eager 0.76 ms, torch.compile failed: no compiler."""
+    """Format the arms' times: candidate 0.41 ms, eager 0.76 ms, torch.compile failed: no
+    compiler.
+    """
     return ", ".join(
         f"{NAMES.get(arm.name, arm.name)} "
         + (f"failed: {arm.failed}" if arm.failed else duration(arm.median))
@@ -114,7 +121,7 @@ def times_line(timing: Timing) -> str:
 
 
 def judgement_lines(tried: Tried, best: bool) -> Iterator[str]:
-    """Format a judgement: the verdict, the figures or the errors, the next step."""
+    """Yield lines on a judged attempt: the verdict, the figures or the errors, the next step."""
     judgement, verdict = tried.judgement, tried.judgement.verdict
     if not verdict.accepted:
         yield from _rejected(tried.n, verdict, judgement.build)
@@ -133,7 +140,7 @@ def judgement_lines(tried: Tried, best: bool) -> Iterator[str]:
 
 
 def next_line(timing: Timing | None) -> str:
-    """Return a line that suggests the next step after an accepted attempt."""
+    """Return a line that suggests the next step to the model after an accepted attempt."""
     ratios = timing.ratios if timing else {}
     slower = _named(ratios, Standing.SLOWER)
     if slower:
@@ -147,13 +154,13 @@ def next_line(timing: Timing | None) -> str:
 
 
 def _named(ratios: Mapping[str, Ratio], standing: Standing) -> str:
-    """Join the names of the baselines with this standing: `eager and torch.compile`."""
+    """Join the names of the baselines whose ratio has this standing: `eager and torch.compile`."""
     names = [NAMES.get(name, name) for name, r in ratios.items() if r.standing is standing]
     return " and ".join(names)
 
 
 def attempts_table(run: Run) -> str:
-    """List the attempts, one per line, for a conversation that was summarized."""
+    """Return a list of the attempts, one per line, for a conversation that was summarized."""
     lines = []
     for tried in run.tried:
         best = " (the best)" if run.best and run.best.n == tried.n else ""
@@ -164,7 +171,7 @@ def attempts_table(run: Run) -> str:
 
 
 def build_lines(build: Build) -> Iterator[str]:
-    """Format a build: its errors, or the resources of each kernel and its warnings."""
+    """Yield lines on a build: its errors, or each kernel's resources and the warnings."""
     if not build.ok:
         yield "FAILED"
         yield from _diagnostics(build.diagnostics)

@@ -1,4 +1,4 @@
-"""Generate the kernel of one step for a target, with the schedule that the options name."""
+"""Generate the kernel of one step for the target, with the schedule that the options select."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ def group_call(
 
 
 def rebased_call(group: Group, graph: Graph, options: Options) -> KernelCall:
-    """Return the CPU kernel of a group whose pointers start at the first elements that it reads."""
+    """Return a group's CPU kernel that expects pointers to the first elements that it reads.
+
+    `KernelCall.offsets` has the index of the first element of each tensor.
+    """
     request = Request("kernel", group, graph, title(group), options.tile, rebased=True)
     return generate("cpu", request)
 
@@ -46,7 +49,7 @@ def triton_call(
     target: Target,
     options: Options,
 ) -> TritonCall:
-    """Return the Triton kernel of a step."""
+    """Return the Triton kernel `name` of a product, a convolution or an attention."""
     if isinstance(step, AttentionStep):
         return _attention_call(name, step, target, options)
     if isinstance(step, Product):

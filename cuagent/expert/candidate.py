@@ -32,34 +32,39 @@ class Candidate:
     options: Options
     files: dict[str, str]
     kernels: tuple[str, ...]
-    """Names of the kernels."""
+    """Names of the generated kernels."""
     origins: tuple[frozenset[str], ...]
-    """Captured operators that each kernel replaces, in the order of `kernels`."""
+    """Names of the captured operators that each kernel replaces, in the order of `kernels`."""
     notes: tuple[str, ...]
-    """One line for each kernel, after one line for the rewrites."""
+    """One line for the rewrites, then one line for each kernel."""
     folded: tuple[str, ...]
-    """Captured operators that rewrites merged into others."""
+    """Names of the captured operators that rewrites merged into other operators."""
     library: tuple[str, ...] = ()
-    """Captured operators of the attentions, recurrences and loops that became one fused call
-    each."""
+    """Names of the captured operators that one fused call of an attention, recurrence or loop
+    replaces.
+    """
     constants: tuple[str, ...] = ()
-    """Captured operators whose values are computed once, because no input changes them."""
+    """Names of the captured operators that are computed once, because no input changes their
+    values.
+    """
     has_products: bool = False
     """True if a kernel computes a matrix product or a convolution."""
     convolutions: int = 0
     """Number of convolutions, except depthwise ones."""
     library_convolutions: int = 0
-    """Number of these convolutions that torch computes."""
+    """Number of convolutions, except depthwise ones, that torch computes."""
     launches: int = 0
-    """Number of calls of kernels and of torch in one call of the module."""
+    """Number of kernel launches and torch calls in one call of the module."""
     has_recurrences: bool = False
-    """True if a CUDA kernel computes all steps of a recurrent layer."""
+    """True if a CUDA kernel of the candidate computes all steps of a recurrent layer."""
     has_chains: bool = False
-    """True if several kernels are launched by one call."""
+    """True if some call launches several kernels (`chains`)."""
 
 
 def make_candidate(subject: Subject, options: Options) -> Candidate | None:
-    """Return the candidate with these options; None if it would not differ from the reference."""
+    """Return the candidate with these options; None if it would compute the same as the
+    reference.
+    """
     if options.exact_convolutions:
         subject = replace(subject, target=replace(subject.target, tf32_convolutions=False))
     elif options.tf32_few_channels:
@@ -79,12 +84,14 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
 
 
 def _of_backward(keep: frozenset[str]) -> frozenset[str]:
-    """Return the operators of the backward in `Options.keep`, without their prefix."""
+    """Return the names in `keep` (`Options.keep`) that belong to the backward, without their
+    prefix.
+    """
     return frozenset(n.removeprefix(BACKWARD) for n in keep if n.startswith(BACKWARD))
 
 
 def _assemble(subject: Subject, options: Options, plans: Sequence[MethodPlan]) -> Candidate:
-    """Return the candidate of a forward, or of a forward and a backward."""
+    """Return the candidate for the plans of a forward, or of a forward and a backward."""
     found = [_method(plan, options, is_second=k > 0) for k, plan in enumerate(plans)]
     files = {"model_new.py": render(*(method for method, _ in found))}
     all_calls = [call for plan in plans for call in plan.calls.values()]
@@ -126,7 +133,7 @@ def _assemble(subject: Subject, options: Options, plans: Sequence[MethodPlan]) -
 def _method(
     plan: MethodPlan, options: Options, *, is_second: bool
 ) -> tuple[Method, dict[str, frozenset[str]]]:
-    """Return the method of a plan, and the captured operators of each kernel."""
+    """Return (method of a plan, names of the captured operators by kernel)."""
     origins: dict[str, frozenset[str]] = {}
     titles: dict[str, str] = {}
     for position, call in plan.calls.items():

@@ -1,7 +1,7 @@
-"""Launch small kernels that follow one another by one call (CPU).
+"""Launch small consecutive kernels by one call from Python (CPU only).
 
 A call from Python takes some 5 us, as long as a small kernel. The kernels of a chain become
-functions of one file; tensors that only they read lie in one piece of scratch memory. Kernels whose
+functions of one file; tensors that only they read are in one block of scratch memory. Kernels whose
 texts differ only in names and in where they begin to read (the steps of a loop that torch.export
 unrolled) share one function, so that they are compiled once.
 """
@@ -21,21 +21,23 @@ from cuagent.expert.streaming.group import Group
 from cuagent.expert.streaming.text import Writer
 
 MOST_BYTES = 1 << 19
-"""Largest number of bytes that a kernel of a chain reads and writes. For more, the time of a call
-does not matter."""
+"""Largest number of bytes that a kernel of a chain reads and writes.
+
+For more bytes the time of a call does not matter.
+"""
 MOST_SCRATCH = 1 << 20
-"""Largest number of bytes of a chain's scratch memory."""
+"""Largest size in bytes of a chain's scratch memory."""
 FAMILIES = ("streaming", "scans", "scatters", "pooling")
-"""Families whose kernels join chains. The others take long enough for a call."""
+"""Kernel families that may be chained; kernels of other families take much longer than a call."""
 CHAINED = "chains"
-"""The family of a chain itself."""
+"""Kernel family of a chain."""
 ALIGNMENT = 64
 EXPORTED = 'extern "C" void '
 
 
 @dataclass(frozen=True)
 class _Member:
-    """A kernel of a chain: its step, and its call with the offsets of what it reads."""
+    """A kernel of a chain: its group, and its call."""
 
     step: Group
     call: KernelCall
@@ -48,11 +50,11 @@ def with_chains(
     rebased: Callable[[Group], KernelCall],
     taken: Iterable[str] = (),
 ) -> tuple[Steps, dict[int, Call]]:
-    """Return the steps and calls, with one call in place of the kernels of each chain.
+    """Return (steps, calls by position) with one call in place of the kernels of each chain.
 
-    Library calls that do not read the results of small kernels before them come first, so that more
-    kernels follow one another. `rebased` generates the kernel of a group with `KernelCall.offsets`.
-    No kernel gets a name in `taken`.
+    Library calls that do not read the results of small kernels before them are moved before them,
+    so that more kernels follow one another. `rebased` generates the kernel of a group with
+    `KernelCall.offsets`. Names in `taken` are not used.
     """
     found: list[tuple[Group | Node, Call | None]] = []
     known: dict[str, KernelCall] = {}
@@ -71,7 +73,7 @@ def with_chains(
 
 
 def _free_name(first: str, names: set[str]) -> str:
-    """Return a name for a chain whose first kernel is `first`."""
+    """Return an unused name for a chain whose first kernel is `first`."""
     name = base = f"{first.removesuffix('_kernel')}_chain_kernel"
     k = 2
     while name in names:
@@ -80,7 +82,9 @@ def _free_name(first: str, names: set[str]) -> str:
 
 
 def _runs(steps: Steps, calls: dict[int, Call], graph: Graph) -> Iterator[list[int]]:
-    """Yield positions of steps in the new order: the small kernels of a chain together."""
+    """Yield the positions of the steps in their new order; small kernels of one chain are one
+    list.
+    """
     owner = {
         name: k
         for k, step in enumerate(steps)
@@ -102,7 +106,7 @@ def _runs(steps: Steps, calls: dict[int, Call], graph: Graph) -> Iterator[list[i
 
 
 def _reads(step: object, call: Call | None) -> list[str]:
-    """Return the tensors that a step reads; none for views, which compute nothing."""
+    """Return the names of the tensors that a step reads; empty for views, which compute nothing."""
     if isinstance(step, Node) and step.kind is Kind.LIBRARY:
         return list(step.inputs)
     return list(call.tensors_read) if call else []
@@ -121,7 +125,9 @@ def _bytes(node: Node) -> int:
 
 
 def _producers(names: Sequence[str], owner: dict[str, int], graph: Graph) -> set[int]:
-    """Return the positions of the kernels that compute `names` or what they are views of."""
+    """Return the positions of the kernels that compute `names`, or the values that these are views
+    of.
+    """
     found, stack, seen = set(), list(names), set[str]()
     while stack:
         name = stack.pop()
@@ -143,7 +149,7 @@ def _chain(
     graph: Graph,
     rebased: Callable[[Group], KernelCall],
 ) -> KernelCall | None:
-    """Return one call for the kernels at the positions `run`; None if their memory is too large."""
+    """Return one call for the kernels at the positions `run`; None if they cannot form a chain."""
     members = []
     for k in run:
         step, call = steps[k], calls[k]
@@ -187,7 +193,7 @@ def _ordered(members: Sequence[_Member]) -> list[str]:
 def _read_outside(
     run: Sequence[int], steps: Steps, calls: dict[int, Call], graph: Graph, made: set[str]
 ) -> set[str]:
-    """Return the names in `made` that other steps or the caller read, also through views."""
+    """Return the names in `made` that are read outside the chain, also through views."""
     names = list(graph.outputs)
     for k, step in enumerate(steps):
         if k in run:
@@ -210,9 +216,9 @@ def _read_outside(
 def _placed(
     members: Sequence[_Member], outputs: set[str], graph: Graph
 ) -> tuple[dict[str, int], int]:
-    """Return the place in bytes of each tensor of the scratch memory, and its size.
+    """Return (offset in bytes of each tensor in the scratch memory, size of the memory in bytes).
 
-    A tensor takes the first gap between those that are still read.
+    A tensor is put into the first gap between the tensors that a later kernel still reads.
     """
     last = {t: k for k, member in enumerate(members) for t in member.call.tensors_read}
     places: dict[str, int] = {}
@@ -243,7 +249,9 @@ def _text(
     places: dict[str, int],
     graph: Graph,
 ) -> str:
-    """Return the source: a function for each different kernel, and one that calls them in order."""
+    """Return the C++ source: one function for each different kernel, and one that calls them in
+    order.
+    """
     w = Writer()
     includes = [
         line for m in members for line in m.call.text.splitlines() if line.startswith("#include")

@@ -1,4 +1,4 @@
-"""Mark exponentials of arguments that are never positive, for which a cheaper function serves."""
+"""Mark exponentials whose argument is never positive, to compute them by a faster function."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from dataclasses import replace
 from cuagent.expert.graph.graph import Graph, Kind, Node
 
 TELLING = {"index_if_equal", "lt", "le", "gt", "ge", "eq", "ne", "log", "xlogx", "reciprocal"}
-"""Operations that give different results for 0 and for a subnormal number."""
+"""Operations whose result distinguishes 0 from a subnormal number."""
 TELLING_CALLS = re.compile(r"\b(arg\w+|topk|sort|kthvalue|max|min|log)\b")
-"""Matches calls of torch that do."""
+"""Matches texts of torch calls whose result distinguishes 0 from a subnormal number."""
 
 
 def bound_exponentials(graph: Graph) -> Graph:
-    """Replace exp(x - max x), with the maximum over the row, by `exp_nonpositive`.
+    """Return the graph with exp(x - max x), where max is over the row, replaced by
+    `exp_nonpositive`.
 
-    That is 0 where exp is subnormal, which a comparison or a logarithm would show.
+    `exp_nonpositive` is 0 where exp is subnormal. So an exponential remains if a comparison or a
+    logarithm would show the difference.
     """
     told_apart = _told_apart(graph)
 
@@ -36,9 +38,9 @@ def bound_exponentials(graph: Graph) -> Graph:
 
 
 def _told_apart(graph: Graph) -> set[str]:
-    """Return the nodes whose values reach an operation that tells 0 and subnormal numbers apart.
+    """Return the names of the values that reach an operation in TELLING or TELLING_CALLS.
 
-    A sum of others hides them.
+    A sum on the way ends the search, because its other terms hide the difference.
     """
     found: set[str] = set()
     for node in reversed(graph.nodes):

@@ -1,4 +1,4 @@
-"""List the families of kernels, each with its generator for the CPU and for CUDA.
+"""List the families of kernels; each has one generator for the CPU and one for CUDA.
 
 A new family is a folder with `cpp.generate` and `cuda.generate`, a kind of node in `graph.graph`, a
 module of lowering rules that `rules/__init__.py` imports, and its lines here. Products,
@@ -22,7 +22,7 @@ FAMILIES = {
     "depthwise": "convolutions of each channel by itself",
     "recurrences": "all steps of a recurrent cell",
 }
-"""Folders under `cuagent.expert`, with what their kernels compute."""
+"""Description of what each family's kernels compute, by the family's folder in `cuagent.expert`."""
 
 ANCHORS = {
     Kind.SCAN: "scans",
@@ -31,7 +31,7 @@ ANCHORS = {
     Kind.RESAMPLE: "pooling",
     Kind.DEPTHWISE: "depthwise",
 }
-"""Family that computes a node of this kind, together with the elementwise operations around it."""
+"""Family whose kernel computes a node of each kind, with the elementwise operations around it."""
 
 
 def generate(device: str, request: Request) -> KernelCall:

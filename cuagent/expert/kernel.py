@@ -11,29 +11,36 @@ from cuagent.expert.streaming.group import Group
 
 @dataclass(frozen=True)
 class KernelCall:
-    """The kernel of a group: one source file in kernels/ with one launcher, both called `name`."""
+    """The generated kernel of a group: one source file in kernels/ with one launcher, both named
+    `name`.
+    """
 
     name: str
     path: str
     text: str
     group: Group
     tensors_read: dict[str, str]
-    """Tensors that the launcher reads, with their dtypes, in the order of its parameters. They
-    follow the outputs."""
+    """dtype of each tensor that the launcher reads, in the order of its parameters after the
+    outputs.
+    """
     headers: tuple[str, ...] = ()
     """Headers that the kernel includes."""
     in_place: frozenset[tuple[str, str]] = frozenset()
-    """Pairs (output, input) that may share memory. The kernel reads an input element for the last
-    time before it writes the output element at the same index."""
+    """(output, input) pairs that may share memory.
+
+    The kernel reads an input element for the last time before it writes the output element at the
+    same index.
+    """
     offsets: Mapping[str, int] = field(default_factory=dict)
-    """First element that the launcher expects of a tensor that it reads, if that is not 0."""
+    """Index of the element to which the launcher expects a pointer, for each tensor where it is not
+    0.
+    """
     workspace: int = 0
-    """Number of float32 elements of scratch memory that the launcher takes after its tensors; 0 for
-    none."""
+    """Number of float32 elements of scratch memory, the launcher's last argument; 0 without it."""
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """Tensors that the launcher reads, in the order of its parameters."""
+        """Names of the tensors that the launcher reads, in the order of its parameters."""
         return tuple(self.tensors_read)
 
 
@@ -45,12 +52,12 @@ class Request:
     group: Group
     graph: Graph
     title: str
-    """Comment at the top of the kernel's source."""
+    """Comment at the top of the kernel's source file."""
     tile: int = 64
     """CPU: number of adjacent rows processed together if the reduced dimension is not the
     innermost."""
     threads: int = 0
-    """CUDA threads per row; 0 chooses them from the row length."""
+    """CUDA: threads per row; 0 chooses them from the row length."""
     vector: bool = True
     """CUDA: true to use 16-byte accesses if the shape allows them."""
     rebased: bool = False
@@ -59,7 +66,7 @@ class Request:
 
 
 def cpp_call(request: Request, text: str, tensors_read: dict[str, str]) -> KernelCall:
-    """Return a C++ kernel whose only header is `pointwise.h`."""
+    """Return the `KernelCall` of a C++ source whose only header is `pointwise.h`."""
     path = f"kernels/{request.name}.cpp"
     return KernelCall(request.name, path, text, request.group, tensors_read, ("pointwise.h",))
 
@@ -67,6 +74,6 @@ def cpp_call(request: Request, text: str, tensors_read: dict[str, str]) -> Kerne
 def cuda_call(
     request: Request, text: str, tensors_read: dict[str, str], headers: tuple[str, ...]
 ) -> KernelCall:
-    """Return a kernel in CUDA C++."""
+    """Return the `KernelCall` of a CUDA C++ source."""
     path = f"kernels/{request.name}.cu"
     return KernelCall(request.name, path, text, request.group, tensors_read, headers)

@@ -34,9 +34,10 @@ MAX_CONSTANT = 64
 def lower(
     captured: Captured, keep: frozenset[str] = frozenset(), constants: frozenset[str] = frozenset()
 ) -> Graph:
-    """Return the expert's graph of a captured module; operators in `keep` stay torch calls.
+    """Return the expert's graph of a captured module.
 
-    The values in `constants` are torch calls too. They are computed once.
+    Operators named in `keep` remain torch calls. So do the values in `constants`, which are
+    computed once.
     """
     low = Lowering(layouts=has_layouts(captured.nodes))
     for fx in captured.nodes:
@@ -75,7 +76,7 @@ def lower(
 
 
 def _filled(template: str, words: Sequence[str]) -> str:
-    """Return the template with each `{k}` replaced by `words[k]`. Doubled braces stay."""
+    """Return `template` with each `{k}` replaced by `words[k]`; doubled braces do not change."""
     return re.sub(
         r"\{\{|\}\}|\{(\d+)\}",
         lambda match: words[int(match[1])] if match[1] else match[0],
@@ -84,7 +85,9 @@ def _filled(template: str, words: Sequence[str]) -> str:
 
 
 def _loadable(fx: Any) -> bool:
-    """Return True if the result and all operands are nonempty tensors of loadable dtypes."""
+    """Return True if the result and all operands of `fx` are nonempty tensors that kernels can
+    load.
+    """
     if operator_name(fx) == "getitem":
         return True
     tensors = [fx, *fx.all_input_nodes]
@@ -103,8 +106,9 @@ VIEWS = {
 
 
 def _contiguous_output(captured: Captured, fx: Any, layouts: bool) -> bool:
-    """Return False if a result of `fx` is a result of the module with another layout than a kernel
-    gives it."""
+    """Return False if `fx` is an output of the module that torch would return in another memory
+    layout.
+    """
     if operator_name(fx) in VIEWS | {"getitem"}:
         return True  # a `getitem` takes what its operator became
     items = [user for user in fx.users if operator_name(user) == "getitem"]

@@ -1,4 +1,4 @@
-"""Data of a generated method: the graph that it computes, its steps and their kernels."""
+"""Data of a generated method: the graph that it computes, its steps, and the steps' kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cuagent.expert.products.match import Product
 from cuagent.expert.streaming.group import Group, Step
 
 FILL = "torch.ops.aten.masked_fill.Scalar("
-"""Prefix of the library call masked_fill, which overwrites the elements that a mask selects."""
+"""Start of the text of a masked_fill call, which overwrites the elements that a mask selects."""
 FRESH = (
     "F.linear(",
     "F.conv",
@@ -25,53 +25,57 @@ FRESH = (
     "torch.ops.mkldnn._linear_pointwise(",
     "torch.permute(F.conv",
 )
-"""Prefixes of library calls that return new memory."""
+"""Starts of the texts of library calls that return new memory."""
 
 
 @dataclass(frozen=True)
 class TritonCall:
-    """A Triton kernel in the text of the module: a product, a convolution or an attention."""
+    """A Triton kernel, whose text is part of the module: a product, a convolution or an
+    attention.
+    """
 
     name: str
     text: str
     step: Product | Convolution | AttentionStep
     launch: Callable[..., list[str]]
-    """Function from the kernel's name and `arguments` to the lines that launch it."""
+    """Function (kernel's name, arguments) -> Python lines that launch the kernel."""
 
     @property
     def tensors_read(self) -> tuple[str, ...]:
-        """Tensors that the kernel reads, in the order of its parameters."""
+        """Names of the tensors that the kernel reads, in the order of its parameters."""
         return tuple(self.step.tensors)
 
 
 Call = KernelCall | TritonCall
 Computed = Group | Product | Convolution | AttentionStep
-"""A step that a generated kernel computes. Steps of type `Node` are left to torch."""
+"""A step that a generated kernel computes. Torch computes steps of type `Node`."""
 Steps = Sequence[Step | Product | Convolution | AttentionStep]
 
 
 @dataclass(frozen=True)
 class ModuleText:
-    """Inputs of `module.render` for one method, except its steps and kernels."""
+    """Inputs of `module.render` for one method, without its steps and kernels."""
 
     graph: Graph
     prepared: frozenset[str]
-    """Names of the nodes that depend on parameters alone, and are computed once."""
+    """Names of the nodes that depend on parameters alone; the module computes them once."""
     reference: str
     entry: str
     arguments: tuple[str, ...]
     attribute: Callable[[str], str]
-    """Function from a state_dict name to its expression from `self`."""
+    """Function that maps a state_dict name to its Python expression, such as
+    `self.net[0].weight`.
+    """
     notes: Sequence[str] = ()
     compile: str = ""
-    """Mode of torch.compile for everything but the kernels; "" runs it eagerly."""
+    """Mode of torch.compile for everything except the kernels; "" for eager execution."""
     method: str = "forward"
-    """The method that the graph becomes: `forward`, or `backward` of a training step."""
+    """Name of the method that computes the graph: `forward`, or `backward` of a training step."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """A graph that becomes a method, its steps, and the kernel at each position that has one."""
+    """A generated method: the steps of its graph, and the kernel of each step that has one."""
 
     parts: ModuleText
     steps: Steps

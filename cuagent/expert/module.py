@@ -26,7 +26,9 @@ WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 
 
 def render(forward: Method, backward: Method | None = None) -> str:
-    """Return the text of a module with a forward, and with a backward for a training step."""
+    """Return the Python text of a module with a forward; for a training step also with a
+    backward.
+    """
     methods = [_Module(m) for m in (forward, backward) if m is not None]
     return "\n".join(_lines(methods)) + "\n"
 
@@ -67,17 +69,21 @@ def _lines(methods: Sequence[_Module]) -> list[str]:
 
 
 class _Module(Prepared):
-    """Text of the methods for one graph: forward or backward, the input check, prepared values."""
+    """Writer of the methods for one graph: forward or backward, the input check, prepared
+    values.
+    """
 
     def __init__(self, method: Method) -> None:
         super().__init__(method)
         self.consumed: dict[str, str] = {}
-        """The output that reuses a library result's memory, by the name of that result."""
+        """Name of the output that overwrites a library result's memory, by the name of that
+        result.
+        """
         end = "" if self.parts.method == "forward" else f"_{self.parts.method}"
         self.fits = self._unused(f"_fits{end}")
 
     def methods(self) -> list[str]:
-        """Return the lines of the methods, indented for the class, after an empty line."""
+        """Return the Python lines of all methods, indented for the class, after an empty line."""
         lines = ["", *self._fits(), "", *self._forward(), *self._prepare()]
         return textwrap.indent("\n".join(lines), "    ").splitlines()
 
@@ -88,7 +94,9 @@ class _Module(Prepared):
         return f"{call.name} = {kernels}.{call.name}"
 
     def compiled(self) -> list[str]:
-        """Return the function that torch.compile compiles: forward without its checks."""
+        """Return the Python lines of the function that torch.compile compiles: forward without
+        checks.
+        """
         mode = "" if self.parts.compile == "default" else f", mode={self.parts.compile!r}"
         names = ", ".join(["self", *self._names(), *map(self._name, self.prepared_values)])
         body = [line.removeprefix("    ") for line in self._body()]
@@ -151,7 +159,7 @@ class _Module(Prepared):
         return out + self._body()
 
     def _body(self) -> list[str]:
-        """Return the lines that compute the result from inputs and prepared values."""
+        """Return the Python lines that compute the result from inputs and prepared values."""
         out = []
         for name, expression in self.graph.inputs.items():
             if self.users[name] and expression != self._name(name):
@@ -169,7 +177,7 @@ class _Module(Prepared):
         return out
 
     def _copied(self, name: str) -> str:
-        """Return `.clone()` for a result that shares memory with a value computed once; else ""."""
+        """Return `.clone()` for a result that shares memory with a prepared value; else ""."""
         node = self.graph.node(name)
         while node.kind in (Kind.VIEW, Kind.STRIDED):
             node = self.graph.node(node.inputs[0])
@@ -214,7 +222,7 @@ class _Module(Prepared):
         return lines
 
     def _launch_triton(self, call: TritonCall) -> list[str]:
-        """Return the lines that allocate the outputs and launch the kernel."""
+        """Return the Python lines that allocate the outputs and launch a Triton kernel."""
         lines = [
             f"{self._name(name)} = {self._empty(self.graph.node(name))}"
             for name in call.step.outputs
@@ -224,7 +232,10 @@ class _Module(Prepared):
         return lines + call.launch(call.name, arguments=arguments)
 
     def _like(self, call: KernelCall, node: Node) -> str:
-        """Return the call that allocates an output; `empty_like` of an equal input is faster."""
+        """Return the Python expression that allocates an output.
+
+        It is `empty_like` of an input of the same shape if there is one, which is faster.
+        """
         for tensor in call.tensors_read:
             read = self.graph.node(tensor)
             same = (read.shape, read.dtype) == (node.shape, node.dtype)
@@ -233,11 +244,12 @@ class _Module(Prepared):
         return self._empty(node)
 
     def _reusable(self, group: Group, call: KernelCall, output: Node) -> str | None:
-        """Return a library result whose memory `output` can take, or None.
+        """Return the name of a library result whose memory `output` can overwrite; None without
+        one.
 
         This group must be the result's only reader, and read each element at the index where
-        `output` is written. With torch.compile the answer is None, because it plans the memory
-        itself.
+        `output` is written. With torch.compile the answer is None, because torch.compile plans the
+        memory itself.
         """
         if self.parts.compile:
             return None
@@ -263,7 +275,7 @@ class _Module(Prepared):
 
 
 def _layout(expression: str, node: Node) -> str:
-    """Return the text of the test that an input's dimensions have the captured order in memory."""
+    """Return the Python condition that an input's dimensions have the captured order in memory."""
     name = {(0, 2, 3, 1): "channels_last", (0, 2, 3, 4, 1): "channels_last_3d"}.get(node.order)
     if name is None:
         return f"{expression}.permute{node.order}.is_contiguous()"

@@ -1,4 +1,4 @@
-"""Derive the name, the title and the captured operators of a kernel from its step."""
+"""Derive a kernel's name, its title and its captured operators from the step that it computes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from cuagent.expert.convolutions.convolution import Convolution
 from cuagent.expert.method import Computed
 
 MOST_WORDS = 16
-"""Largest number of operators that the title of a kernel names."""
+"""Largest number of operators in the title of a kernel."""
 
 
 def origins_of(step: Computed) -> frozenset[str]:
-    """Return the captured operators that a step computes."""
+    """Return the names of the captured operators that a step computes."""
     return frozenset(n.origin for n in step.nodes if n.origin)
 
 
 def kernel_name(step: Computed, taken: Collection[str]) -> str:
-    """Return a name from at most four captured operators, such as `linear_gelu_kernel`.
+    """Return a name for a step's kernel from at most four captured operators: `linear_gelu_kernel`.
 
     A number is appended to a name in `taken`.
     """
@@ -33,7 +33,7 @@ def kernel_name(step: Computed, taken: Collection[str]) -> str:
 
 
 def title(step: Computed) -> str:
-    """Return a sentence about what a kernel computes, such as `linear -> gelu in one kernel.`"""
+    """Return a title that says what a kernel computes, such as `linear -> gelu in one kernel.`"""
     words = list(dict.fromkeys(n.origin for n in step.nodes if n.origin)) or ["cast"]
     if isinstance(step, Convolution) and step.is_copy:
         return f"Input of {words[0]} in channels-last layout."

@@ -1,7 +1,7 @@
-"""Plan a method: rewrite a captured graph, cut it into steps, and generate the steps' kernels.
+"""Plan a method: rewrite a captured graph, divide it into steps, and generate the steps' kernels.
 
-A step whose kernel cannot be generated, or would gain nothing, stays with torch. Its operators are
-then kept as calls of torch and the graph is planned again, because torch needs other operands.
+A step is left to torch if its kernel cannot be generated or would not be faster. Its operators then
+remain torch calls and the graph is planned again, because torch needs other operands.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ from cuagent.expert.widening import widen_products, widens
 
 @dataclass(frozen=True)
 class MethodPlan:
-    """A captured graph after all rewrites, its steps, and the calls that compute them."""
+    """A captured graph after all rewrites, its steps, and the kernels that compute steps."""
 
     subject: Subject
     graph: Graph
     prepared: frozenset[str]
-    """Names of the nodes that depend on parameters alone, and are computed once."""
+    """Names of the nodes that depend on parameters alone; the module computes them once."""
     steps: Steps
     calls: dict[int, Call]
-    """The kernel at each position in `steps` that has one."""
+    """Kernel of each step that has one, by the step's position in `steps`."""
     rewritten: tuple[str, ...]
-    """Captured operators that rewrites merged into others."""
+    """Names of the captured operators that rewrites merged into other operators."""
     library: dict[str, tuple[str, ...]]
-    """Descriptions of fused calls, with the captured operators that each replaces."""
+    """Names of the captured operators that a fused call replaces, by the call's description."""
 
     @property
     def by_onednn(self) -> tuple[str, ...]:
@@ -78,7 +78,7 @@ class MethodPlan:
 
     @property
     def gains(self) -> bool:
-        """True if the method computes anything differently from the reference."""
+        """True if the method computes something differently from the reference."""
         # A constant without inputs, such as zeros, is made again as quickly: storing it gains
         # nothing.
         saved = any(n.constant and n.inputs for n in self.graph.nodes)
@@ -86,7 +86,9 @@ class MethodPlan:
 
     @property
     def computed_once(self) -> tuple[str, ...]:
-        """Captured operators that depend on parameters alone and that others read."""
+        """Names of the captured operators that the module computes once, because parameters decide
+        them.
+        """
         graph, users = self.graph, self.graph.users()
         return tuple(
             n.origin
@@ -97,7 +99,7 @@ class MethodPlan:
 
 
 def plan_method(subject: Subject, options: Options, taken: set[str]) -> MethodPlan:
-    """Return the plan of the subject's captured graph. No kernel gets a name in `taken`."""
+    """Return the plan for a captured graph. Names in `taken` are not used for kernels."""
     kept, whole = options.keep, frozenset[str]()
     while True:
         captured, library = _with_library_calls(subject, options, kept)
@@ -124,7 +126,7 @@ def _with_library_calls(
 ) -> tuple[Captured, dict[str, tuple[str, ...]]]:
     """Return the captured graph with fused calls for attentions, recurrences and loops.
 
-    Also return a dict from the description of a call to the captured operators that it replaces.
+    Also return the names of the captured operators that each call replaces, by its description.
     """
     captured = with_pairs(subject.captured)
     found: dict[str, tuple[str, ...]] = {}
@@ -182,7 +184,7 @@ def _rewritten(
 def _steps(
     graph: Graph, subject: Subject, options: Options, kept: frozenset[str]
 ) -> tuple[Steps, frozenset[str]]:
-    """Return the steps that compute a graph, and the operators whose partial sums fit no kernel.
+    """Return (steps that compute a graph, captured operators whose partial sums fit no kernel).
 
     The graph must be rewritten again without partial sums of these operators.
     """
@@ -205,7 +207,9 @@ def _steps(
 def _calls(
     steps: Steps, graph: Graph, subject: Subject, options: Options, taken: set[str]
 ) -> tuple[dict[int, Call], frozenset[str]]:
-    """Return the kernels by the positions of their steps, and the operators to leave to torch."""
+    """Return (kernels by the positions of their steps, names of the operators to leave to
+    torch).
+    """
     calls: dict[int, Call] = {}
     known: dict[str, KernelCall] = {}
     known_triton: dict[str, TritonCall] = {}
@@ -230,7 +234,9 @@ def _calls(
 
 
 def _changed(before: Graph, after: Graph) -> tuple[str, ...]:
-    """Return the operators that rewrites removed, except arithmetic on parameters alone."""
+    """Return the names of the operators that rewrites removed, except arithmetic on parameters
+    alone.
+    """
     names = {n.name for n in after.nodes}
     prepared = prepared_names(before)
     changed = [n for n in before.nodes if n.name not in names and n.name not in prepared]

@@ -1,4 +1,4 @@
-"""Write the method that computes the values that depend on parameters alone ("prepared" values).
+"""Write the method that computes "prepared" values: values that depend on parameters alone.
 
 The method computes them at first use, and again if a parameter has changed.
 """
@@ -14,7 +14,7 @@ from cuagent.expert.values import Values, view_text
 
 
 class Prepared(Values):
-    """Text of the prepared values of one method, and of the method that computes them."""
+    """Writer of one method's prepared values, and of the method that computes them."""
 
     def __init__(self, method: Method) -> None:
         super().__init__(method)
@@ -24,16 +24,16 @@ class Prepared(Values):
         self.watch, self.unchanged = self._unused("watch"), self._unused("unchanged")
 
     def imported(self) -> list[str]:
-        """Return the imports from `cuagent.kernels` that detect changed parameters."""
+        """Return the names to import from `cuagent.kernels`, which detect changed parameters."""
         names = (("unchanged", self.unchanged), ("watch", self.watch))
         if not self.prepared_values:
             return []
         return [name if name == own else f"{name} as {own}" for name, own in names]
 
     def may_be_none(self, name: str) -> bool:
-        """Return True if a prepared value is a mask that only calls of masked_fill read.
+        """Return True if a prepared value is a mask that only masked_fill calls read.
 
-        Such a mask is None if none of its elements is true; the fills are then left out.
+        If no element of such a mask is true, it is None and these calls are skipped.
         """
         node = self.graph.node(name)
         if name not in self.prepared_values or name in self.graph.outputs:
@@ -82,7 +82,7 @@ class Prepared(Values):
         ]
 
     def _computed(self, node: Node) -> list[str]:
-        """Return the line that computes a node's value in fp64; none for a parameter."""
+        """Return the Python line that computes a node's value in fp64; [] for a parameter."""
         name = self._name
         values = [name(a) if isinstance(a, str) else literal(a) for a in node.args]
         if node.kind is Kind.VIEW:
@@ -104,7 +104,8 @@ class Prepared(Values):
         return [f"{name(node.name)} = {value}"]
 
     def _as_in_reference(self, name: str) -> str:
-        """Return the expression of a prepared value in the dtype that it has in the reference.
+        """Return the Python expression of a prepared value in the dtype that it has in the
+        reference.
 
         Inside the method, floating values are in fp64 until they are stored.
         """
@@ -117,7 +118,7 @@ class Prepared(Values):
 
 
 def _arranged(node: Node) -> str:
-    """Return the calls that store a prepared value contiguously in its order of dimensions."""
+    """Return the Python calls that store a prepared value contiguously in its dimension order."""
     if not node.order:
         return ".contiguous()"
     return f".permute{node.order}.contiguous().permute{inverse(node.order)}"

@@ -1,7 +1,7 @@
-"""Share one kernel among groups whose kernels differ in names only.
+"""Use one generated kernel for several groups whose kernels differ in names only.
 
-A network repeats its blocks, so most of its kernels differ only in the names of their tensors.
-Each is compiled and measured once.
+A network repeats its blocks, so most of its kernels differ only in the names of their tensors. Each
+different kernel is compiled and measured once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from cuagent.expert.method import TritonCall
 from cuagent.expert.streaming.expressions import identifier
 
 WORD = re.compile(r"\b[A-Za-z_]\w*(?!\w)(?!\s*\()")
-"""Matches an identifier without `(` behind it: a node may have the same name as a function."""
+"""Matches an identifier that is not followed by `(`: a node may have the same name as a
+function.
+"""
 
 
 TRITON_WORD = re.compile(r"\b([A-Za-z_]\w*)_(?:in|out|v|\d+)\b")
@@ -22,7 +24,7 @@ TRITON_WORD = re.compile(r"\b([A-Za-z_]\w*)_(?:in|out|v|\d+)\b")
 
 
 def shared(call: KernelCall, known: dict[str, KernelCall]) -> KernelCall:
-    """Return the call, with the file of an equal kernel if `known` has one; else add it to `known`.
+    """Return `call`, with the file of an equal kernel if `known` has one; else add it to `known`.
 
     `known` maps the text of a kernel, without the names of its tensors, to its first call.
     """
@@ -32,7 +34,8 @@ def shared(call: KernelCall, known: dict[str, KernelCall]) -> KernelCall:
 
 
 def shared_triton(call: TritonCall, known: dict[str, TritonCall]) -> TritonCall:
-    """Return the call, with the text of an equal Triton kernel if `known` has one; else add it.
+    """Return `call`, with the text of an equal Triton kernel if `known` has one; else add it to
+    `known`.
 
     `known` is as in `shared`. Triton takes seconds to compile each different text.
     """
@@ -41,7 +44,9 @@ def shared_triton(call: TritonCall, known: dict[str, TritonCall]) -> TritonCall:
 
 
 def text_without_names(call: KernelCall | TritonCall) -> str:
-    """Return the kernel's text without comments and with numbers in place of its tensors' names."""
+    """Return a kernel's text without comments, with numbers in place of the names of its
+    tensors.
+    """
     nodes = call.group.nodes if isinstance(call, KernelCall) else call.step.nodes
     names = {identifier(n) for node in nodes for n in (node.name, *node.inputs)}
     names |= {identifier(name) for name in call.tensors_read}
@@ -66,7 +71,9 @@ def _numbered(word: str, names: set[str], numbers: dict[str, str]) -> str:
 
 
 def _name_in(word: str, names: set[str]) -> str:
-    """Return the longest of `names` that is `word` or its start before an underscore; else ""."""
+    """Return the longest of `names` that `word` equals or begins with (before "_"); "" without
+    one.
+    """
     parts = word.split("_")
     starts = ("_".join(parts[:k]) for k in range(len(parts), 0, -1))
     return next((start for start in starts if start in names), "")

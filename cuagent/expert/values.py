@@ -1,4 +1,4 @@
-"""Name the values of a generated method, and write their expressions in Python."""
+"""Name the values of a generated method, and write the Python expressions that read them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from cuagent.expert.method import Computed, Method
 GLOBALS = frozenset(dir(builtins)) | {
     *("torch", "load", "self", "F", "triton", "tl", "sources", "known", "unchanged", "watch")
 }
-"""Names that a local variable of the text must not hide."""
+"""Names that a local variable of generated Python text must not hide."""
 
 
 class Values:
-    """Names and expressions of the values of one method."""
+    """Names and Python expressions of the values of one generated method."""
 
     def __init__(self, method: Method) -> None:
         self.parts, self.steps, self.kernels = method.parts, method.steps, method.kernels
@@ -24,7 +24,9 @@ class Values:
         self.prepared_values = self._prepared_for_steps()
 
     def _unused(self, name: str) -> str:
-        """Return an attribute name that neither the reference's text nor its parameters have."""
+        """Return an attribute name based on `name` that neither the reference's text nor its state
+        uses.
+        """
         parameters = {n.op for n in self.graph.nodes if n.kind is Kind.PARAMETER}
         while name in self.parts.reference or name in parameters:
             name += "_"
@@ -49,7 +51,7 @@ class Values:
         return name
 
     def _value(self, name: str) -> str:
-        """Return the expression of a value in forward."""
+        """Return the Python expression that reads a value in the method."""
         node = self.graph.node(name)
         if name in self.prepared_values:
             return self._name(name)
@@ -74,7 +76,9 @@ class Values:
         return list(self.kernels[position].tensors_read)
 
     def _readers(self, name: str) -> list[Node]:
-        """Return the nodes that read a tensor's memory, also through views outside of kernels."""
+        """Return the nodes that read the memory of tensor `name`, also through views outside of
+        kernels.
+        """
         found: list[Node] = []
         for user in self.users[name]:
             if user.kind in (Kind.VIEW, Kind.STRIDED) and not self._in_group(user.name):
@@ -99,7 +103,9 @@ class Values:
         return f"torch.empty_strided({shape_text(shape)}, {strides}, dtype=torch.{dtype}{device})"
 
     def _prepared_for_steps(self) -> list[str]:
-        """Return the prepared values that steps read or the method returns, but no parameters."""
+        """Return the names of the prepared values that the method reads or returns, without
+        parameters.
+        """
         read: list[str] = []
         for position, step in enumerate(self.steps):
             if isinstance(step, Computed):
@@ -123,12 +129,15 @@ def shape_text(shape: tuple[int, ...]) -> str:
 
 
 def view_text(shape: tuple[int, ...]) -> str:
-    """Return the call of `view`, which takes sizes or, for no dimensions, an empty tuple."""
+    """Return the Python text of a call of `view` with this shape.
+
+    Without dimensions its argument is an empty tuple.
+    """
     return f".view{shape_text(shape)}" if shape else ".view(())"
 
 
 def _quick(name: str, expression: str) -> str:
-    """Return the expression of a parameter through `_modules`, which is faster than attributes.
+    """Return a faster Python expression for a parameter, through `_modules` instead of attributes.
 
     `name` is its state_dict name. An `expression` other than `self.name` is returned unchanged.
     """

@@ -1,4 +1,4 @@
-"""Ask compilers for vectors of 512 bits where a processor has them at its full clock.
+"""Request 512-bit vectors from compilers if the processor runs them at its full clock.
 
 gcc uses 256 bits on all Intel processors, because those before Ice Lake lower their clock for wider
 ones. Kernels of this package were 1.0 to 1.55 times as fast with 512 bits on a Sapphire Rapids.
@@ -11,7 +11,7 @@ from pathlib import Path
 
 WIDE = "// cuagent: flags -mprefer-vector-width=512\n"
 FEATURE = "avx512_vbmi2"
-"""A CPU flag of Ice Lake, Zen 4 and later processors, and of none before them."""
+"""CPU flag of processors that run 512-bit vectors at full clock: Ice Lake, Zen 4 and later."""
 
 
 @functools.cache
@@ -25,5 +25,7 @@ def has_wide_vectors(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def with_wide_vectors(path: str, text: str) -> str:
-    """Return the text of a kernel file; a C++ one asks for 512-bit vectors if they are faster."""
+    """Return the text of a kernel file, which for C++ requests 512-bit vectors if they are
+    faster.
+    """
     return WIDE + text if path.endswith(".cpp") and has_wide_vectors() else text

@@ -1,6 +1,6 @@
-"""Compute half-precision products in float32 on a CPU without instructions for them.
+"""Compute half-precision products in float32 on a CPU without instructions for half types.
 
-There torch converts each operand inside a slow loop: a bf16 linear layer took three times as long
+torch converts each operand inside a slow loop there: a bf16 linear layer took three times as long
 as the same layer in float32 (AVX2, torch 2.13). The result is more precise: it is rounded once,
 when the value is stored.
 """
@@ -12,7 +12,7 @@ from dataclasses import replace
 from cuagent.expert.graph.graph import Graph, Kind, Node
 
 PRODUCTS = ("F.linear(", "F.conv", "torch.matmul(", "torch.mm(", "torch.bmm(", "torch.addmm(")
-"""Prefixes of the library calls that are faster in float32 on such a CPU."""
+"""Starts of the texts of library calls that are faster in float32 on such a CPU."""
 HALVES = ("bfloat16", "float16")
 
 
@@ -26,7 +26,7 @@ def widens(device: str) -> bool:
 
 
 def widen_products(graph: Graph) -> Graph:
-    """Put casts around the half-precision products of a graph.
+    """Return the graph with casts to float32 around its half-precision products.
 
     A cast of a parameter is computed once; a cast of another operand is fused into the kernel that
     produces it, and a cast of the result into the kernels that read it.

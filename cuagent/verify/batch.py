@@ -41,8 +41,8 @@ class Batch:
         return self.untrusted if arm == CANDIDATE else self.outputs
 
     def lay_out(self, arm: str, slots: Sequence[int], *, rotated: bool = False) -> None:
-        """Before `arm` is called: copy the original inputs to the lent slots, and poison its
-        outputs.
+        """Copy the original inputs to the lent slots and poison `arm`'s outputs, before `arm` is
+        called.
 
         With `rotated` the rows of floating inputs are rotated, so that a warm-up call does not see
         the inputs that are timed next.

@@ -22,12 +22,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FLUSH = 256 << 20
-"""Bytes to overwrite before a call. They exceed the L2 cache of every GPU so far. Overwriting also
-takes long enough to hide the launch latency; otherwise a kernel of 10 us measures as 12 us."""
+"""Number of bytes to overwrite before a call, to empty the GPU's caches.
+
+It exceeds the L2 cache of every GPU so far. Overwriting also takes long enough to hide the launch
+latency; otherwise a kernel of 10 us measures as 12 us.
+"""
 
 
 class Calls:
-    """The calls of one candidate. Raises Rejected, SessionEnded, OracleLost."""
+    """Makes the calls of one candidate. Methods raise Rejected, SessionEnded, OracleLost."""
 
     def __init__(
         self,
@@ -37,23 +40,23 @@ class Calls:
         tally: Tally,
         call_s: float,
     ) -> None:
-        """`call_s` is the time limit of one call in seconds."""
+        """Prepare calls in `session`; `call_s` is the time limit of one call in seconds."""
         self._context, self._prefetcher = context, prefetcher
         self._session, self._tally, self._call_s = session, tally, call_s
 
     def input_slot(self, trial: Trial) -> int:
-        """Return the slot that holds the inputs of a trial, after waiting for them."""
+        """Wait for a trial's inputs; return the slot of the inputs arena with them."""
         with self._tally.clock("oracle"):
             return self._prefetcher.inputs(trial)
 
     def single(
         self, trial: Trial, slot: int, poison: int, other: list[Tensor] | None = None
     ) -> list[Tensor]:
-        """Return the output of a single call; `poison` fills all memory that the candidate
-        allocates.
+        """Make a single call and return its output.
 
-        `other` is the output of another call on these inputs. A large task returns it instead of
-        an equal copy.
+        All memory that the candidate allocates is filled with the byte `poison`. `other` is the
+        output of another call on these inputs. For a large task it is returned instead of an equal
+        copy.
         """
         context = self._context
         if context.facts.large:
@@ -74,8 +77,10 @@ class Calls:
         return snapshot
 
     def _taken(self, slot: int, other: list[Tensor] | None) -> list[Tensor]:
-        """Return a private copy of the output in a slot. A large task returns `other` if that is
-        equal, to save memory."""
+        """Return a private copy of the output in a slot.
+
+        For a large task return `other` if it is equal to the output, to save memory.
+        """
         outputs = self._context.outputs
         if (
             self._context.facts.large
@@ -92,10 +97,10 @@ class Calls:
         *,
         upward: bool = False,
     ) -> list[list[Tensor]]:
-        """Return the outputs of a block of calls, made in the form in which calls are timed.
+        """Make a block of calls in the form in which calls are timed; return their outputs.
 
-        The calls go down from the last slot; with `upward`, up from the first. `others` are the
-        outputs of other calls on these inputs; see `_taken`.
+        The calls use the slots in descending order; with `upward`, in ascending order. `others` are
+        the outputs of other calls on these inputs; see `_taken`.
         """
         context, slots = self._context, range(len(trials))
         for slot, trial in enumerate(trials):
@@ -120,13 +125,17 @@ class Calls:
         return snapshots
 
     def clear_lent(self) -> None:
-        """Release the memory lent to the worker, between the calls of a large task."""
+        """Release the inputs and outputs that the worker has mapped, between calls; large tasks
+        only.
+        """
         if self._context.facts.large:
             self._context.lent.clear()
             self._context.outputs.clear()
 
     def _check_memory(self, trial: Trial, slot: int) -> None:
-        """Raise Rejected if a call changed its inputs, or bytes outside of inputs and outputs."""
+        """Raise Rejected if a call changed its inputs, or bytes outside of its inputs and
+        outputs.
+        """
         context, drawn = self._context, self._prefetcher.slot(trial)
         if not context.lent.holds(context.inputs, slot, drawn):
             if context.lent.guards_like(context.inputs, slot, drawn):

@@ -63,7 +63,7 @@ class MemoryPlan:
     large: bool = False
     on_gpu: bool = False
     budget: int | None = None
-    """Limit of the device's memory in bytes."""
+    """Limit of the device's memory in bytes; None for no limit."""
 
     @staticmethod
     def of(facts: TaskFacts, device: Device, budget: int | None = None) -> MemoryPlan:

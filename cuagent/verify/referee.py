@@ -1,4 +1,4 @@
-"""The referee: it holds the seeds, the memory and the clock, and decides the verdict.
+"""The referee: it owns the seeds, the memory and the clock, and decides the verdict.
 
 It opens a task once (fork server, oracle, arenas) and then judges attempts, each in separate
 processes (`processes.py`). It runs neither the candidate's code nor the user's. Seeds come from
@@ -56,23 +56,25 @@ if TYPE_CHECKING:
 Isolation = Literal["auto", "landlock", "none"]
 
 VERIFIED_CALL_S = 30.0
-"""Least time limit of one call in seconds; a slow reference raises it (SLOWER)."""
+"""Least time limit of one call in seconds; for a slow reference it is SLOWER times its time."""
 VERDICT_S = 60.0
-"""Seconds that a candidate's calls and loads may take in one verdict, in addition to SLOWER times
-the reference's time. They cover compilation at the first call and a slow first draft."""
+"""Seconds that a candidate's calls and loads may take in one verdict.
+
+SLOWER times the reference's time is added. This time covers compilation at the first call and a
+slow first draft.
+"""
 SLOWER = 10.0
-"""Factor by which a candidate may be slower than the reference."""
+"""Ratio of a candidate's time to the reference's time that is allowed in a verdict."""
 
 
 class Referee:
-    """Verify attempts at `task`. A context manager.
+    """Verifies attempts at `task`. A context manager.
 
-    `isolation`: "auto" is the strongest tier that this machine supports. `fork_server` may be
-    shared by several referees and is not closed by them; by default the referee starts one.
-    `budget` limits the bytes of the device's memory that the task may take. With `compiler` its own
-    fork server imports torch.compile, which only timing needs. `lock` and `give_way` are as in
-    `Processes`. Raises TaskError
-    (TooLarge if a verdict does not fit in the device's memory), ForkServerError,
+    `isolation`: "auto" is the strongest tier that this machine supports. A given `fork_server` may
+    be used by several referees and is not closed; by default one is started. `budget` limits the
+    bytes of the device's memory that the task may take. With `compiler` a started fork server
+    imports torch.compile, which only timing needs. `lock` and `give_way` are as in `Processes`.
+    Raises TaskError (TooLarge if the device has too little memory for a verdict), ForkServerError,
     OracleLost.
     """
 
@@ -111,28 +113,28 @@ class Referee:
         self.room.assure(self.task, "a verdict", self.room.verdict)
         self.context = VerifyContext.open(self.task, self.facts, self.room)
         self.batches = TimedBatches(self.processes, self.context)
-        """Inputs and outputs of timed calls."""
+        """Input sets and outputs of timed calls."""
         self.processes.room = self.room
         self.processes.load_timed_weights()
 
     @property
     def domain(self) -> Domain:
-        """Domain of calls that the verdicts cover."""
+        """Form of the calls that the verdicts cover."""
         return domain_of(self.task, self.facts)
 
     @property
     def bytes_per_call(self) -> int:
-        """Bytes that one call in a batch takes: two input sets and two sets of outputs."""
+        """Bytes of one call's tensors in a batch: two input sets and two sets of outputs."""
         return self.facts.layouts.bytes_per_call
 
     def time_limit_s(self, calls: int) -> float:
-        """Return the seconds that a candidate may take for `calls` calls before it is ended."""
+        """Return the seconds that a candidate may take for `calls` calls before it is killed."""
         return VERDICT_S + SLOWER * calls * self.facts.call_s
 
     def call_limit_s(self, attempt: Attempt) -> float:
-        """Return the seconds that one call of a candidate may take.
+        """Return the time limit of one call of a candidate in seconds.
 
-        One that compiles when it is called may use the whole allowance of a verdict, because on a
+        An attempt that compiles when it is called may use the whole time of a verdict, because on a
         busy machine torch.compile takes longer than a call.
         """
         least = VERDICT_S if compiles_when_called(attempt) else self.call_s
@@ -140,25 +142,25 @@ class Referee:
 
     @property
     def folder(self) -> Path:
-        """Folder that holds the files of all attempts while they are judged."""
+        """Folder that contains the files of all attempts while they are judged."""
         return self.fork_server.folder
 
     @property
     def oracle(self) -> Oracle:
-        """The current oracle; one that died is replaced."""
+        """The oracle; a new one if the old one died."""
         return self.processes.oracle
 
     @property
     def fork_server(self) -> ForkServer:
-        """Fork server, for trusted processes that measure."""
+        """Fork server, from which trusted processes for measurements may be forked."""
         return self.processes.fork_server
 
     # -- verdicts
 
     def compile_ahead(self, attempt: Attempt, build: Build) -> None:
-        """Make the first call of an attempt, and keep what it compiled for its later processes.
+        """Make the first call of an attempt and store the compiled files for its later processes.
 
-        Call it before a verdict that a timing follows. Any failure shows in that verdict. Does
+        It is called before a verdict that a timing follows. Any failure shows in that verdict. Does
         nothing if the attempt seems to compile nothing, for a large task, and the second time.
         """
         compiled = self.processes.compiled
@@ -171,7 +173,7 @@ class Referee:
                 self._compile_in(attempt, build, self.batches.create(1))
 
     def _compile_in(self, attempt: Attempt, build: Build, batch: Batch) -> None:
-        """Make one call of an attempt on inputs of `batch`, and keep its compiled code."""
+        """Make one call of an attempt on inputs of `batch`, and store its compiled files."""
         seed, weights = Seeds().draw(), self.context.weights
         try:
             self.oracle.load_weights(Weights.OWN, seed, weights)
@@ -192,16 +194,16 @@ class Referee:
         again: Verdict | None = None,
         give_way: Callable[[], None] = lambda: None,
     ) -> Verdict:
-        """Judge one frozen attempt. Raises no error for a candidate's fault, and never hangs.
+        """Judge a frozen attempt; return the verdict.
 
-        `again` is an earlier verdict to repeat with its seeds; by default seeds are drawn from
-        os.urandom. `give_way` is called between two groups of draws, while nothing of this verdict
-        computes on a GPU.
+        A candidate's fault raises no error, and the method never hangs. `again` is an earlier
+        verdict to repeat with its seeds; by default seeds are drawn from os.urandom. `give_way` is
+        called between two groups of draws, while no work of this verdict runs on a GPU.
         """
         return self.complete(self.begin(attempt, again=again), build, give_way)
 
     def begin(self, attempt: Attempt, *, again: Verdict | None = None) -> PendingVerdict:
-        """Start a verdict while a compiler builds the libraries.
+        """Begin a verdict while a compiler builds the libraries; `complete` finishes it.
 
         The attempt is frozen, so its seeds may be drawn. None of its code runs before `complete`,
         and the compiler runs in a sandbox. Raises ForkServerError if the referee was closed; the
@@ -234,15 +236,17 @@ class Referee:
         return pending
 
     def refuse(self, attempt: Attempt, build: Build) -> Verdict:
-        """Return the verdict on a build that failed, for which no process is needed."""
+        """Return the rejection of an attempt whose build failed; no process is needed."""
         assert not build.ok, "the build succeeded; verify it instead"
         return self.complete(PendingVerdict(attempt, Seeds()), build)
 
     def complete(
         self, pending: PendingVerdict, build: Build, give_way: Callable[[], None] = lambda: None
     ) -> Verdict:
-        """Return the verdict. Raises ValueError if the build is of another attempt than
-        `pending`."""
+        """Finish a verdict with the attempt's libraries and return it.
+
+        Raises ValueError if the build is of another attempt than `pending`.
+        """
         attempt, again, seeds = pending.attempt, pending.again, pending.seeds
         if build.attempt != attempt.digest:
             pending.close()
@@ -285,26 +289,29 @@ class Referee:
 
     @property
     def settings_line(self) -> str:
-        """Return torch's settings of the reference and the baselines as one line."""
+        """torch's settings of the reference and the baselines, as one line."""
         used = baseline_settings(self.facts.settings, self.task.precision)
         return used.line(self.task.device)
 
     def _label(self, found: Precision | None) -> Precision | None:
-        """Return the candidate's arithmetic, with `fp32` for `match` if the task admits fp32."""
+        """Return the verdict's precision for the arithmetic `found` in the candidate's errors.
+
+        It is FP32 instead of MATCH if the task demands fp32.
+        """
         fp32 = found is Precision.MATCH and self.task.precision is Precision.FP32
         return Precision.FP32 if fp32 else found
 
     def examine(self, give_way: Callable[[], None] = lambda: None) -> dict[str, Any]:
-        """Return the oracle's examination of the reference (`cuagent.verify.fitness.examine`)."""
+        """Let the oracle examine the reference (`cuagent.verify.fitness`); return the findings."""
         self.processes.mend()
         return self.oracle.examine(give_way)
 
     def ask(
         self, weights: Weights, seed: int, kind: Inputs, draw: int
     ) -> tuple[Expected, list[Tensor]]:
-        """Return the right answer for one draw, and its inputs; both are valid until the next draw.
+        """Return (right answer, inputs) for one draw; both are valid until the next draw.
 
-        Raises TaskError, OracleLost.
+        `seed` is the seed of the weights, `draw` that of the inputs. Raises TaskError, OracleLost.
         """
         context = self.context
         self.batches.forget_answer()
@@ -321,10 +328,10 @@ class Referee:
         draw: int,
         pairs: int = FEW_PAIRS,
     ) -> Finding:
-        """Apply the strict rule to an answer to the draw of the last `ask`.
+        """Judge `outputs` for the draw of the last `ask` by the strict rule.
 
-        `pairs` is the number of perturbation pairs if an error needs a sensitivity query. A refusal
-        does not describe the wrong elements.
+        `pairs` is the number of perturbation pairs if an error needs a sensitivity query. The wrong
+        elements are not described.
         """
         context = self.context
         sensitivity = SensitivityQuery(self.oracle, context.inputs, 0, context.answers, draw, pairs)
@@ -332,7 +339,7 @@ class Referee:
 
     @property
     def large(self) -> bool:
-        """True if the task's tensors are so large that unused memory must be released."""
+        """True for a large task, whose unused memory must be released."""
         return self.facts.large
 
     def make_room(self) -> None:
@@ -350,7 +357,10 @@ class Referee:
     def _judge(
         self, pending: PendingVerdict, build: Build, tally: Tally, give_way: Callable[[], None]
     ) -> str:
-        """Run all rounds and return the candidate's printed text. Raises Rejected, SessionEnded."""
+        """Run all rounds of a verdict; return the text that the candidate printed.
+
+        Raises Rejected, SessionEnded.
+        """
         if pending.failure is not None:
             raise pending.failure
         assert pending.session is not None
@@ -368,12 +378,12 @@ class Referee:
             return session.output()
 
     def stamp(self) -> str:
-        """Return the isolation of a candidate's process, as a verdict states it."""
+        """Return the text that names the isolation of a candidate's process in a verdict."""
         on_gpu = self.task.device is Device.CUDA
         return stamp(self.tier, Policy(gpu=on_gpu, memory_bytes=self.processes.memory_bytes))
 
     def close(self) -> None:
-        """End every process and release all memory. Idempotent."""
+        """End all processes and release all memory. Idempotent."""
         self._closed = True
         self.processes.close()
         self.context.close()

@@ -1,9 +1,9 @@
 """Run one verification: rounds of draws, two calls per draw, and the referee's checks.
 
-Inputs come from the oracle. Only after the calls (`calls.py`) is it asked for the right answer. One
-of the two calls is single, with poison in all memory that the candidate allocates. The other is in
-a block with the calls of other draws, in the form in which calls are timed. Which of the two comes
-first alternates from block to block. The referee opens and closes all objects used here.
+Inputs come from the oracle. The right answer is requested only after the calls (`calls.py`). One of
+the two calls is single, with poison in all memory that the candidate allocates. The other is in a
+block with the calls of other draws, in the form in which calls are timed. The order of the two
+alternates from block to block. The referee opens and closes all objects used here.
 """
 
 from __future__ import annotations
@@ -36,13 +36,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PAIRS_PER_PERTURBATION = 3
-"""Pairs of perturbed runs in a sensitivity query, for each perturbed run that measured the spread:
-24 pairs for a quick reference."""
+"""Number of perturbation pairs in a sensitivity query per perturbed run that measured the spread.
+
+For a quick reference these are 24 pairs.
+"""
 FEW_ELEMENTS = 1 << 22
 """Number of output elements below which comparisons on the CPU use one thread.
 
-A thread pool that shares its cores with other processes waits for itself (measured: 65 s for work
-that one thread does in 0.1 s).
+A thread pool that shares its cores with other processes waits for its own threads: 65 s for work
+that one thread does in 0.1 s.
 """
 
 
@@ -57,7 +59,7 @@ DEFERRED = (
 
 @dataclass(frozen=True)
 class _Result:
-    """The oracle's answer to one draw and the findings on the candidate's outputs."""
+    """The oracle's answer to one draw, with the findings on the candidate's outputs."""
 
     expected: Expected
     findings: list[Finding]
@@ -65,13 +67,15 @@ class _Result:
 
     @property
     def steep(self) -> bool:
-        """True if the draw failed, but only by errors within the sensitivity of their elements."""
+        """True if the draw failed, but each excess error is within the sensitivity of its
+        element.
+        """
         return not all(f.passed for f in self.findings) and all(
             f.passed or f.within_sensitivity for f in self.findings
         )
 
     def deferred(self) -> _Result:
-        """Return a copy in which failures do not count, because other draws decide."""
+        """Return a copy in which failed findings pass, because other draws decide."""
         findings = [
             f if f.passed else replace(f, passed=True, ratio=1.0, note=DEFERRED)
             for f in self.findings
@@ -80,7 +84,7 @@ class _Result:
 
 
 class VerificationRun:
-    """The rounds of one verdict. Raises Rejected, SessionEnded, OracleLost."""
+    """Runs the rounds of one verdict. Methods raise Rejected, SessionEnded, OracleLost."""
 
     def __init__(
         self,
@@ -92,14 +96,17 @@ class VerificationRun:
         seeds: Seeds,
         give_way: Callable[[], None] = lambda: None,
     ) -> None:
-        """`call_s` is the time limit of one call in seconds. `seeds` continues the plan's seeds,
-        for draws that the plan does not hold. `give_way` is called between groups of draws."""
+        """Prepare a run; `call_s` is the time limit of one call in seconds.
+
+        `seeds` continues the plan's seeds, for unplanned draws. `give_way` is called between groups
+        of draws, to release the device for a waiting timing.
+        """
         self._give_way = give_way
         self.context = context
         self.prefetcher = prefetcher
         self.seeds = seeds
         self._in_extra_draws = False
-        """True during `_make_extra_draws`: a failure of its draws is final."""
+        """True during `_make_extra_draws`, when a failed draw is final."""
         self.session = session
         self.tally = tally
         self.calls = Calls(context, prefetcher, session, tally, call_s)
@@ -145,7 +152,7 @@ class VerificationRun:
                 self._sweep(sweep)
 
     def _groups(self, trials: Sequence[Trial]) -> Iterator[Sequence[Trial]]:
-        """Split trials into groups: the calls of one group are made in one block."""
+        """Yield groups of trials; the calls of one group are made in one block."""
         size = self.context.lent.count
         for start in range(0, len(trials), size):
             settle(self.context.outputs.device)
@@ -153,7 +160,7 @@ class VerificationRun:
             yield trials[start : start + size]
 
     def _sweep(self, trials: Sequence[Trial]) -> None:
-        """Run the draws of a sweep until one fails."""
+        """Call the candidate on the draws of a sweep and judge the outputs, until one fails."""
         for group in self._groups(trials):
             for trial in group:
                 self.context.inputs.mend_guards(self.calls.input_slot(trial), next(self._poisons))
@@ -171,8 +178,10 @@ class VerificationRun:
             self.tally.add_note(f"{trials[0].kind}: {covered}")
 
     def _retry_in_new_model(self, trial: Trial) -> None:
-        """Repeat a draw that failed in the model in use, to tell a fault of reuse from one of the
-        inputs."""
+        """Repeat a draw that failed in a reused model in a new model.
+
+        If it passes there, the fault is in the reuse, not in the inputs.
+        """
         with self.tally.clock("worker"):
             self.session.load(self.context.weights)
         retried = replace(trial, when=When.FIRST)
@@ -180,8 +189,10 @@ class VerificationRun:
         self._try([retried])
 
     def _try(self, trials: Sequence[Trial]) -> list[list[Tensor]]:
-        """Run the draws of one block: two calls each, then the oracle, then the rules. Returns the
-        outputs of the single calls, one list per draw."""
+        """Make both calls for each draw of a group, and judge the outputs.
+
+        Returns the outputs of the single calls, one list per draw.
+        """
         poisons = [next(self._poisons) for _ in trials]
         for trial, poison in zip(trials, poisons, strict=True):
             # Poison in the guards shows reads past the end of an input, even if a kernel multiplies
@@ -211,8 +222,10 @@ class VerificationRun:
         return single
 
     def _repeat(self, trials: Sequence[Trial], before: Sequence[KeptOutput]) -> None:
-        """Repeat earlier draws whose outputs were `before`. An output that equals the earlier one
-        is not judged again."""
+        """Repeat earlier draws, whose outputs were `before`.
+
+        An output that equals the earlier one is not judged again.
+        """
         for trial in trials:
             self.calls.input_slot(trial)
         block = self.calls.block(trials)
@@ -234,8 +247,8 @@ class VerificationRun:
         """Judge the outputs of one draw's calls.
 
         `distinct` has the output of the single call, then that of the block if it differs. `poison`
-        filled the output memory before the first. Raises Rejected if the output of the block is
-        wrong and equals one of the `later` outputs of the block.
+        filled the output memory before the single call. Raises Rejected if the output of the block
+        is wrong and equals one of the `later` outputs of the block.
         """
         count = next(self.tally.recorded_counts, 0)
         # A constant answer is judged with the spread, so it is needed until the constant has
@@ -258,11 +271,11 @@ class VerificationRun:
             self._make_extra_draws(trial)
 
     def _make_extra_draws(self, trial: Trial) -> None:
-        """Make further draws of the trial's kind. All of them must pass.
+        """Make EXTRA_DRAWS further draws of the trial's kind; all of them must pass.
 
-        Where roundoff changes an answer much, the spread of one draw is a poor measure, and one
-        honest draw in a thousand fails. A candidate that is wrong for any other reason fails the
-        next draws too.
+        If roundoff changes an answer much, the spread of one draw is a poor measure, and one honest
+        draw in a thousand fails. A candidate that is wrong for any other reason fails the next
+        draws too.
         """
         self.tally.add_note(f"{trial.kind}: {DEFERRED}")
         self._in_extra_draws = True
@@ -278,7 +291,7 @@ class VerificationRun:
     def _add_to_tally(
         self, trial: Trial, outputs: Sequence[Sequence[Tensor]], result: _Result, poison: int
     ) -> None:
-        """Add the findings of one draw to the tally."""
+        """Add the findings on one draw to the tally."""
         expected, findings = result.expected, result.findings
         if trial.kind in LENIENT and (difference := nonfinite_differences(outputs[0], expected)):
             self.tally.add_note(f"{trial.kind}: {difference}")
@@ -295,10 +308,10 @@ class VerificationRun:
     def _judge(
         self, trial: Trial, outputs: Sequence[Sequence[Tensor]], count: int, *, spread: bool
     ) -> _Result:
-        """Return the oracle's answer and the findings on `outputs`; no findings if the answer may
-        not reject a candidate (`AnswerInfo.is_decisive`).
+        """Request the oracle's answer to a draw, and judge `outputs` against it.
 
-        `count` is the number of perturbations, or 0 to let the time decide.
+        The findings are empty if the answer must not reject a candidate (`AnswerInfo.is_decisive`).
+        `count` is the number of perturbed runs, or 0 to let a time limit decide.
         """
         with self.tally.clock("oracle"):
             info, slot = self.prefetcher.answer(trial, spread=spread, count=count)
@@ -312,14 +325,16 @@ class VerificationRun:
             return _Result(expected, findings, info.perturbations)
 
     def _sensitivity(self, trial: Trial, perturbations: int) -> SensitivityQuery:
-        """Return a sensitivity query for a trial. Its number of pairs follows from `perturbations`,
-        which an audit repeats."""
+        """Return a sensitivity query for a trial.
+
+        Its number of pairs follows from `perturbations`, so that an audit can repeat it.
+        """
         return self.prefetcher.sensitivity(trial, PAIRS_PER_PERTURBATION * perturbations)
 
     def _constant_passes(self, levels: Sequence[float], expected: Expected, kind: Inputs) -> bool:
-        """Return True if a constant answer passes on this draw: one of `levels` for each output.
+        """Return True if outputs that repeat one number each (`levels`) pass on this draw.
 
-        The constants come from the first draw. A loss is one number too, but another in each draw.
+        The numbers come from the first draw. A loss is one number too, but another in each draw.
         """
         pairs = zip(expected.declared, levels, strict=True)
         flat = [r.new_full((), c).expand(r.shape) for r, c in pairs]  # one number in memory
@@ -327,7 +342,7 @@ class VerificationRun:
 
     @contextmanager
     def _threads(self) -> Iterator[None]:
-        """Use one thread for small outputs on the CPU."""
+        """Context in which torch uses one thread on the CPU if the outputs are small."""
         import torch
 
         before = torch.get_num_threads()
@@ -341,5 +356,5 @@ class VerificationRun:
 
 
 def _wrong_in_block(findings: Sequence[Finding]) -> bool:
-    """Return True if a single call was right, and the call in the timed block was not."""
+    """Return True if the single call was right, but the call in the timed block was not."""
     return bool(findings) and findings[0].passed and not findings[-1].passed

@@ -99,7 +99,7 @@ MISSING = (
 
 @dataclass(frozen=True)
 class Check:
-    """Reports of all tools that ran on one attempt, and what they covered."""
+    """Reports of all tools that ran on one attempt, with their coverage."""
 
     reports: tuple[Report, ...]
     kernels: tuple[str, ...] = ()
@@ -164,7 +164,7 @@ def sanitize(
 ) -> Check:
     """Run the tools on one call of the attempt; return one report per tool.
 
-    There are no reports for a CPU task, for an attempt without kernels of its own, without an
+    The reports are empty for a CPU task, for an attempt that defines no kernel, without an
     installed compute-sanitizer, or if the build failed. Raises OracleLost, TaskError.
     """
     program, kernels = sanitizer(), own_kernels(attempt) or built_kernels(build)
@@ -334,8 +334,8 @@ def write_debug_folder(
 ) -> None:
     """Write the attempt, its model spec, and one set of weights and inputs to `folder / SHARED`.
 
-    The call can then be run in a process of its own. `inputs` belong to the oracle's last draw;
-    None draws new ones. With `rows` each input is cut to its first `rows` rows.
+    Another process can then repeat the call. `inputs` belong to the oracle's last draw; None draws
+    new ones. With `rows` each input is cut to its first `rows` rows.
     """
     import torch
 

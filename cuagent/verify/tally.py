@@ -139,7 +139,9 @@ def call_count(sweep_counts: Mapping[Inputs, SweepCount]) -> int:
 
 
 class When(StrEnum):
-    """How a draw is called: first time, repeated, in a block as timed, or on a model in use."""
+    """Circumstances of a draw: the first call, a repetition, a block as timed, or a model in
+    use.
+    """
 
     FIRST = ""
     AGAIN = "again"

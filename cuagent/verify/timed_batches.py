@@ -1,6 +1,6 @@
-"""Draw the inputs of timed calls, and judge outputs for them.
+"""Draw the inputs of timed calls, and judge the outputs of timed calls.
 
-Only the referee's process uses this module; `batch.py` decides who may see the memory of a batch.
+Only the referee's process uses this module; `batch.py` decides which process may map a batch.
 """
 
 from __future__ import annotations
@@ -24,24 +24,29 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FEW_PAIRS = 8
-"""Pairs of perturbations in a sensitivity query outside of a verdict."""
+"""Number of perturbation pairs in a sensitivity query outside of a verdict."""
 
 
 class TimedBatches:
-    """The batches of one task. Close each with `discard`."""
+    """Creates, fills and judges the batches of one task. Close each batch with `discard`."""
 
     def __init__(self, processes: Processes, context: VerifyContext) -> None:
         self._processes, self._context = processes, context
         self._last: tuple[int, bool, AnswerInfo] | None = None
-        """The last answer for `check`: seed of the draw, True if its spread was measured, and the
-        oracle's reply. The context's arenas hold the answer itself. None if they do not."""
+        """Answer that is in the context's arenas: (seed of the draw, has its spread, oracle's
+        reply).
+
+        None if the arenas have no answer for `check`.
+        """
 
     def forget_answer(self) -> None:
-        """Ask the oracle again at the next `check`: the arenas of its answer are overwritten."""
+        """Request a new answer at the next `check`, because the arenas of the last one were
+        overwritten.
+        """
         self._last = None
 
     def create(self, count: int, *, filled: bool = True) -> Batch:
-        """Allocate `count` secret input sets and their outputs; close the batch with `discard`.
+        """Allocate a batch of `count` input sets with their outputs; close it with `discard`.
 
         With `filled` the inputs are drawn with `refill`.
         """
@@ -59,7 +64,7 @@ class TimedBatches:
         return batch
 
     def refill(self, batch: Batch, slots: Iterable[int], kind: Inputs = Inputs.OWN) -> None:
-        """Draw slots of a batch anew, from secret seeds. Releases a large task's last answer."""
+        """Draw new inputs of `kind` for some slots of a batch, from secret seeds."""
         if self._context.facts.large:
             self._last = None
             self._processes.oracle.release(self._context.answers)
@@ -79,10 +84,11 @@ class TimedBatches:
         outputs: Sequence[Tensor] | None = None,
         kind: Inputs = Inputs.OWN,
     ) -> RuleResult:
-        """Apply the strict rule to `outputs` for one slot with inputs of `kind`.
+        """Judge the outputs of one slot, whose inputs are of `kind`, by the strict rule.
 
-        By default `outputs` are those of the trusted arm that ran last on this slot. Outputs that
-        pass without the spread of the answer pass with it too, so it is measured only for others.
+        By default the outputs are those of the trusted arm that ran last on this slot. Outputs that
+        pass without the spread of the answer pass with it too, so it is measured only for other
+        outputs.
         """
         self._processes.load_timed_weights()
         given = batch.outputs.tensors(slot) if outputs is None else outputs
@@ -95,7 +101,9 @@ class TimedBatches:
     def _checked(
         self, batch: Batch, slot: int, given: Sequence[Tensor], kind: Inputs, *, spread: bool
     ) -> RuleResult:
-        """Apply the strict rule with or without the spread of the oracle's answer."""
+        """Judge outputs by the strict rule; the oracle measures the spread of its answer only with
+        `spread`.
+        """
         seed, answers = batch.seeds[slot], self._context.answers
         if self._last is None or self._last[:2] != (seed, spread):
             seconds = LOGIC_SPREAD_S if spread else None
@@ -113,7 +121,7 @@ class TimedBatches:
         return RuleResult(finding.passed, finding.ratio, finding.note)
 
     def discard(self, batch: Batch) -> None:
-        """Release the memory of a batch. Close all sessions that borrowed it first."""
+        """Release the memory of a batch. All sessions that map it must be closed before."""
         self._processes.oracle.forget(batch.inputs)
         for arena in (batch.inputs, batch.lent, batch.outputs, batch.untrusted):
             arena.close()

@@ -1,4 +1,7 @@
-"""The tools, in the order in which the model sees them (a fixed order keeps prompt caches warm)."""
+"""The tools of the agent, in the order in which the model sees them.
+
+The order never changes, so that a provider's prompt cache stays valid.
+"""
 
 from cuagent.agent.tools import (
     baseline,

@@ -1,4 +1,6 @@
-"""Tool `baseline`: measure the ladder, the ways to run the reference faster without a kernel."""
+"""Tool `baseline`: measure the ladder, that is, the ways to run the reference faster without a
+kernel.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tool `bash`: run one command line, with the folder and variables that the last command set.
+"""Tool `bash`: run a command line in the folder and with the variables that the last command set.
 
 When a command ends or reaches its time limit, all its processes are killed. The current folder and
 the exported variables are passed to the next command in a file of the run's scratch folder. A
@@ -24,18 +24,20 @@ from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schem
 from cuagent.events import ToolOutput
 
 DEFAULT_TIMEOUT, LONGEST_TIMEOUT = 120, 1200
-"""Time limit of a command in seconds: the default, and the largest that the model may set."""
+"""Time limit of a command in seconds: the default, and the largest that the model may request."""
 LARGEST_FILE = 1 << 30
-"""Limit in bytes on any file that a command writes."""
+"""Largest size in bytes of any file that a command writes."""
 LARGEST_OUTPUT = 64 << 20
-"""Limit in bytes on the output of a background command; a command that exceeds it is killed."""
+"""Largest size in bytes of a background command's output; the command is killed above it."""
 MOST_STREAMED = 64 << 10
-"""Limit in bytes on the output that the user sees while a command runs."""
+"""Largest number of bytes of output that the user sees while a command runs."""
 MOST_JOBS = 4
 """Largest number of background commands that run at the same time."""
 DRAIN_SECONDS = 0.2
-"""Seconds without output after which reading stops, once the command has ended; a child process may
-still hold its pipe open."""
+"""Seconds without output after a command's end at which reading stops.
+
+A child process may still have the pipe open then.
+"""
 ENDED, TIMED_OUT, INTERRUPTED = "ended", "timed out", "interrupted"
 
 
@@ -83,7 +85,7 @@ def _in_background(run: Run, command: str) -> ToolResult:
 
 
 def _collect(command: Command, spool: Spool, deadline: float, context: Context) -> str:
-    """Read output until the command ends, its time limit or an interrupt.
+    """Read a command's output until the command ends, its deadline passes or the user interrupts.
 
     Returns ENDED, TIMED_OUT or INTERRUPTED.
     """
@@ -124,7 +126,9 @@ def _ending(outcome: str, code: int | None, timeout: float) -> str:
 
 
 def exit_line(code: int) -> str:
-    """Return a line with the signal (for a negative code) or the exit code; "" for 0."""
+    """Return a line that names a command's exit code, or its signal if `code` is negative; "" for
+    0.
+    """
     if code < 0:
         return f"[killed by {signal.Signals(-code).name}]"
     return f"[exit code {code}]" if code else ""

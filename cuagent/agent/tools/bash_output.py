@@ -15,9 +15,9 @@ from cuagent.agent.tools.capped import LONGEST, OUTPUTS, head_and_tail, tidy
 from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schema
 
 DEFAULT_WAIT, LONGEST_WAIT = 10, 600
-"""Seconds to wait for the command to end: the default, and the longest that the model may set."""
+"""Seconds to wait for a command's end: the default, and the most that the model may request."""
 POLL_SECONDS = 0.1
-"""Seconds between two checks for an interrupt."""
+"""Seconds between two checks if the user interrupts."""
 
 
 def bash_output(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
@@ -30,7 +30,7 @@ def bash_output(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
 
 
 def job_of(run: Run, name: str) -> Job:
-    """Return the background command of that name. Raises ToolError if there is none."""
+    """Return the background command named `name`. Raises ToolError for an unknown name."""
     if name not in run.jobs:
         have = ", ".join(run.jobs) or "none; start one with bash and background"
         raise ToolError(f"no background command {name[:40]!r}; there is {have}")
@@ -38,7 +38,7 @@ def job_of(run: Run, name: str) -> Job:
 
 
 def _wait(run: Run, job: Job, seconds: float) -> None:
-    """Wait until the command ends, the time is over or the user interrupts."""
+    """Wait at most `seconds` until the command ends or the user interrupts."""
     deadline = time.monotonic() + seconds
     while not run.cancelled.is_set() and time.monotonic() < deadline:
         try:
@@ -49,7 +49,9 @@ def _wait(run: Run, job: Job, seconds: float) -> None:
 
 
 def _new_output(job: Job) -> str:
-    """Return the output since the last call; if it is long, only its head and tail."""
+    """Return the command's output since the last call; of a long output only the head and the
+    tail.
+    """
     file = job.output.fileno()
     size = os.fstat(file).st_size
     new = max(0, size - job.shown)  # the command may have truncated its output

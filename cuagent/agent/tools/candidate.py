@@ -1,4 +1,4 @@
-"""Freeze and judge the candidate in the work folder, for the tools that need a judgement."""
+"""Freeze and judge the candidate in the work folder; used by several tools."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 def frozen(run: Run, *, needs_module: bool = True) -> Attempt:
-    """Freeze the attempt in the work folder. Raises ToolError."""
+    """Return the frozen candidate of the work folder. Raises ToolError.
+
+    Without `needs_module` a missing model_new.py is allowed, to compile the kernels only.
+    """
     try:
         return freeze(run.work, needs_module=needs_module)
     except AttemptError as error:
@@ -26,9 +29,9 @@ def frozen(run: Run, *, needs_module: bool = True) -> Attempt:
 
 
 def judged(run: Run, attempt: Attempt, effort: Effort, than: Timing | None = None) -> Judgement:
-    """Judge an attempt. If the infrastructure fails, try once more, then raise JudgeLost.
+    """Judge an attempt; after a failure of the infrastructure once more, then raise JudgeLost.
 
-    If it is surely slower than the attempt of the timing `than`, it is not verified.
+    With `than`, the timing of an earlier attempt, an attempt that is surely slower is not verified.
     """
     for _ in range(2):
         judgement = run.measured("verify", lambda judge: judge.judge(attempt, effort, than=than))
@@ -40,7 +43,7 @@ def judged(run: Run, attempt: Attempt, effort: Effort, than: Timing | None = Non
 def figures(tried: Tried) -> dict[str, Any]:
     """Return an attempt's judgement as plain data for the expert, the views and the log.
 
-    Times are seconds per call; ratios are baseline time over candidate time.
+    Times are seconds per call; ratios are the baseline's time over the candidate's.
     """
     judgement = tried.judgement
     timing = judgement.timing

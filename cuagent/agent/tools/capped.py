@@ -1,4 +1,4 @@
-"""Shorten a long output to its head and tail, and keep the whole in a file.
+"""Shorten a long output to its head and tail, and store the whole output in a file.
 
 A single huge output must neither fill the conversation nor be lost; the model can read the file.
 """
@@ -18,12 +18,13 @@ from cuagent.agent.tools.tool import ToolError
 from cuagent.sandbox.beneath import create, make_folders
 
 LONGEST = 12_000
-"""Largest number of characters of an output that the model gets: a third from its head, the rest
-from its tail."""
+"""Largest number of characters of an output that the model sees: a third from its head, then its
+tail.
+"""
 LARGEST_KEPT = 64 << 20
-"""Limit in bytes on the file of one output."""
+"""Largest size in bytes of the file of one output; the rest of the output is dropped."""
 OUTPUTS = ".outputs"
-"""Folder of the output files, in the work folder."""
+"""Name of the folder of output files, in the work folder."""
 ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 
 
@@ -38,7 +39,7 @@ def tidy(raw: bytes) -> str:
 
 
 def output_file(run: Run, name: str) -> tuple[str, BinaryIO]:
-    """Create a new file for a whole output. Return its name and the file, open to read and write.
+    """Create a file for a whole output; return its name and the file, open to read and write.
 
     A command may create links at this path at any time. So the file is opened once, beneath the
     work folder, and never by its name again. Raises ToolError.
@@ -55,14 +56,14 @@ def output_file(run: Run, name: str) -> tuple[str, BinaryIO]:
 
 
 def discard_output(run: Run, file: str) -> None:
-    """Remove an output file whose whole text the model has seen."""
+    """Delete an output file whose whole text the model has seen."""
     with opened_work(run) as work, suppress(OSError), _opened_outputs(work) as folder:
         os.unlink(file, dir_fd=folder)
 
 
 @contextmanager
 def _opened_outputs(work: int) -> Iterator[int]:
-    """Yield the descriptor of the folder of outputs; a file or link in its place is removed first.
+    """Yield a descriptor of the folder of output files; replace a file or link at its path.
 
     `work` is the descriptor of the work folder.
     """
@@ -78,8 +79,10 @@ def _opened_outputs(work: int) -> Iterator[int]:
 
 
 def head_and_tail(head: str, tail: str, left_out: int, size: int, file: str) -> str:
-    """Join head and tail of an output with a line on the omitted characters and the file that holds
-    the whole. `size` is the size of the output in bytes."""
+    """Join the head and tail of an output with a line on the `left_out` characters between them.
+
+    The line names the file with the whole output, and its `size` in bytes.
+    """
     stored = (
         "the whole output is" if size <= LARGEST_KEPT else f"the first {LARGEST_KEPT >> 20} MiB are"
     )
@@ -88,8 +91,9 @@ def head_and_tail(head: str, tail: str, left_out: int, size: int, file: str) -> 
 
 @dataclass
 class Spool:
-    """Output of a running command: head and tail in memory, the whole in a file (at most
-    `LARGEST_KEPT` bytes)."""
+    """Output of a running command: head and tail in memory, up to `LARGEST_KEPT` bytes in a
+    file.
+    """
 
     file: BinaryIO
     head: bytearray = field(default_factory=bytearray)
@@ -98,7 +102,7 @@ class Spool:
 
     @property
     def is_long(self) -> bool:
-        """Return True if the output is too long to be shown to the model as a whole."""
+        """Return True if the model will see only the head and tail of the output."""
         return self.size > LONGEST
 
     def append(self, piece: bytes) -> None:
@@ -111,7 +115,7 @@ class Spool:
         del self.tail[: -2 * LONGEST // 3]
 
     def text(self, file: str) -> str:
-        """Return the text for the model; `file` is the path of the whole output to mention."""
+        """Return the output for the model; `file` is the path that a shortened output refers to."""
         if not self.tail:
             return tidy(bytes(self.head))
         if self.size <= LONGEST + len(self.tail) and len(self.tail) < 2 * LONGEST // 3:

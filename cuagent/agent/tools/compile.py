@@ -1,4 +1,4 @@
-"""Tool `compile`: build the kernels; show diagnostics and the resources of each kernel."""
+"""Tool `compile`: build the kernels; show the compiler's messages and each kernel's resources."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Tool `edit`: replace a piece of text that occurs exactly once.
+"""Tool `edit`: replace a text that occurs exactly once in a file.
 
-If it does not occur, the error shows the most similar region, which helps the next call.
+If the text does not occur, the error shows the most similar region of the file.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from cuagent.agent.tools.files import confined, require_seen, save, text_of
 from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schema
 
 CONTEXT_LINES = 3
-"""Lines shown before and after a change."""
+"""Number of lines shown before and after a change."""
 MOST_SHOWN = 40
-"""Largest number of lines shown of one region."""
+"""Largest number of lines shown of one region of a file."""
 LONGEST_SEARCH = 4000
-"""Number of lines at the start of a file that are searched for the most similar region."""
+"""Number of lines from the start of a file in which a similar region is searched."""
 SEARCH_SECONDS = 2.0
-"""Time limit of that search in seconds."""
+"""Time limit in seconds of the search for a similar region."""
 
 
 def edit(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
@@ -37,7 +37,9 @@ def edit(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
 
 @dataclass(frozen=True)
 class Change:
-    """Text of a file after one edit, with a title and the changed region for the model."""
+    """Result of one edit: the new text of the file, with a title and the changed region for the
+    model.
+    """
 
     title: str
     text: str
@@ -46,7 +48,7 @@ class Change:
 
 
 def changed(name: str, text: str, arguments: Mapping[str, Any]) -> Change:
-    """Apply one edit to a text. Raises ToolError."""
+    """Apply one edit (`arguments` of the tool) to the text of file `name`. Raises ToolError."""
     old, new = arguments["old"], arguments["new"]
     _check(name, text, old, new, everywhere=arguments.get("all", False))
     count = text.count(old)
@@ -74,7 +76,7 @@ def _check(name: str, text: str, old: str, new: str, *, everywhere: bool) -> Non
 
 
 def _why(text: str, old: str) -> str:
-    """Return why `old` was not found, for the error: a likely cause and the most similar region."""
+    """Return the reason why `old` was not found in `text`, with the most similar region."""
     cause = ""
     if _squeezed(old) in _squeezed(text):
         cause = "; it differs only in white space"

@@ -1,8 +1,8 @@
-"""Access files of the work folder for the file tools, and record what the model has seen.
+"""Access files of the work folder for the file tools, and record which texts the model has seen.
 
-`skills/...` can be read as well; the tools reach no other file outside of the work folder.
-Commands of the agent may change the folder while a tool reads it. So a file is always opened by its
-name relative to the work folder's descriptor, and no link is followed (`cuagent.sandbox.beneath`).
+`skills/...` can be read as well; the tools reach no other file outside of the work folder. Commands
+of the agent may change the folder while a tool reads it. So a file is always opened by its name
+relative to the work folder's descriptor, and no link is followed (`cuagent.sandbox.beneath`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from cuagent.sandbox.beneath import (
 
 SKILLS, REFERENCE = "skills", "reference.py"
 LARGEST = 4 << 20
-"""Limit in bytes on a file that is read as text."""
+"""Largest size in bytes of a file that is read as text."""
 HIDDEN = frozenset({".outputs", "__pycache__", ".git"})
-"""Names of folders that listings leave out."""
+"""Names of folders that listings omit."""
 LINK = (
     "a symbolic link, or a path through one, which may lead outside of your work folder; the file "
     "tools follow no links: name the file itself, or use bash"
@@ -79,7 +79,7 @@ def text_of(run: Run, name: str) -> str:
 
 
 def text_if_there(run: Run, name: str) -> str | None:
-    """Return the text of a file, None if the file does not exist. Raises ToolError."""
+    """Return the text of a file of the work folder; None if it does not exist. Raises ToolError."""
     try:
         with opened_work(run) as work:
             data = read_beneath(work, name, LARGEST)
@@ -91,9 +91,10 @@ def text_if_there(run: Run, name: str) -> str | None:
 
 
 def skill_text(run: Run, path: str) -> str | None:
-    """Return the text of a file of cuagent's skill, for a path under `skills/`; None for others.
+    """Return the text of a file of cuagent's skill for a path under `skills/`; None for other
+    paths.
 
-    If the work folder contains `skills`, the result is always None. Raises ToolError.
+    If the work folder has a file or folder `skills`, the result is always None. Raises ToolError.
     """
     if Path(path).parts[:1] != (SKILLS,) or os.path.lexists(run.work / SKILLS):
         return None
@@ -109,7 +110,7 @@ def skill_text(run: Run, path: str) -> str | None:
 
 
 def mark_seen(run: Run, name: str, text: str) -> None:
-    """Record that the model has seen this text of the file."""
+    """Record that the model has seen file `name` with this text."""
     run.seen[name] = _digest(text)
 
 
@@ -149,14 +150,16 @@ def listed(run: Run, pattern: str) -> list[tuple[str, int]]:
 
 
 def _fits(parts: Sequence[str], names: Sequence[str]) -> bool:
-    """Return True if a file matches a pattern as in `Path.glob`.
+    """Return True if the path `names` matches the glob pattern `parts`, as in `Path.glob`.
 
-    `parts` are the components of the pattern, `names` those of the file's path.
+    Both are split at "/": `parts` are the components of the pattern, `names` those of the path.
     """
     if parts[-1] == "**":  # it matches folders only
         return False
     states = {0}
-    """Numbers of leading `parts` that the names read so far can have matched."""
+    """Set of all k such that the first k `parts` of the pattern match the names that were read so
+    far.
+    """
     for name in names:
         for state in sorted(states):
             while state < len(parts) and parts[state] == "**":  # it also matches no folder

@@ -9,7 +9,7 @@ from cuagent.agent.tools.files import listed
 from cuagent.agent.tools.tool import Context, Tool, ToolResult, schema
 
 MOST = 200
-"""Largest number of files in a listing."""
+"""Largest number of files that the tool lists."""
 
 
 def glob(context: Context, arguments: Mapping[str, Any]) -> ToolResult:

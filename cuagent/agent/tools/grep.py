@@ -1,7 +1,7 @@
-"""Tool `grep`: find lines in the work folder that match a regular expression of Python.
+"""Tool `grep`: find lines of files in the work folder that match a Python regular expression.
 
 The search runs in a separate process, because an expression that backtracks endlessly can only be
-killed. It opens the files beneath the work folder's descriptor, so it follows no link to elsewhere.
+killed. It opens the files beneath the work folder's descriptor, so it follows no link out of it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from cuagent.agent.tools.files import LARGEST, listed, opened_work
 from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schema
 
 MOST = 200
-"""Matching lines shown."""
+"""Largest number of matching lines shown."""
 LONGEST_LINE = 240
-"""Largest number of characters shown of one line."""
+"""Largest number of characters shown of one matching line."""
 SEARCH_SECONDS = 20.0
 """Time limit of the search in seconds."""
 
@@ -44,7 +44,10 @@ def grep(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
 
 
 def _search(run: Run, pattern: str, names: list[str]) -> tuple[list[str], int]:
-    """Return the first matching lines and the number of all. Raises ToolError."""
+    """Search the files `names` in a separate process.
+
+    Returns the first matching lines and the number of all. Raises ToolError.
+    """
     with opened_work(run) as work:
         request = {
             "pattern": pattern,

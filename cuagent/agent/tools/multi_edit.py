@@ -1,4 +1,4 @@
-"""Tool `multi_edit`: make several replacements in one or several files, all or none."""
+"""Tool `multi_edit`: make several replacements in one or several files, either all or none."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def multi_edit(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
 
 
 def _save_all(context: Context, texts: Mapping[str, str]) -> None:
-    """Write the texts by file name. If one file cannot be written, restore the others."""
+    """Write each text to the file that is its key. If one cannot be written, restore the others."""
     run = context.run
     before = {name: text_of(run, name) for name in texts}
     done: list[str] = []

@@ -1,4 +1,6 @@
-"""Tool `profile`: show where the time of the reference or the candidate goes."""
+"""Tool `profile`: show how the time of the reference or the candidate divides among its
+operations.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ DEFAULT_LINES = 600
 LONGEST_LINE = 1000
 """Largest number of characters shown of one line."""
 LONGEST = 48_000
-"""Number of characters after which a result ends with the current line."""
+"""Number of characters at which a result of the tool ends, after the current line."""
 
 
 def read(context: Context, arguments: Mapping[str, Any]) -> ToolResult:

@@ -1,7 +1,7 @@
-"""Search for `grep` in a separate process: `python -I -S search.py < REQUEST > ANSWER`.
+"""Search files for the tool `grep`: `python -I -S search.py < REQUEST > ANSWER`.
 
-Request: {"pattern", "work": descriptor of the work folder, "files": names in it, "largest",
-"longest_line", "most"}; answer: {"lines": the first matches, "count": number of all}.
+REQUEST is JSON: {"pattern", "work": descriptor of the work folder, "files": names in it, "largest",
+"longest_line", "most"}. ANSWER is JSON: {"lines": the first matches, "count": number of all}.
 """
 
 import json

@@ -28,9 +28,11 @@ from cuagent.record import is_secret_name
 from cuagent.sandbox import Policy, SandboxError, probe, wrap
 
 TAG = "CUAGENT_COMMAND"
-"""Environment variable that holds the random tag of a command."""
+"""Name of the environment variable that contains the random tag of a command."""
 KILL_ROUNDS = 40
-"""Largest number of passes over all processes to kill a command; a fork bomb needs several."""
+"""Largest number of passes over all processes to kill those of a command; a fork bomb needs
+several.
+"""
 FOREGROUND = f"""\
 _state=$1 _command=$2 _mark=${TAG}
 set --
@@ -40,8 +42,11 @@ trap '_code=$?; {{ export -p; printf "cd %q 2>/dev/null\\n" "$PWD"; }} > "$_stat
 && mv -f "$_state.new" "$_state"; exit $_code' EXIT
 eval "$_command"
 """
-"""Script for a normal command: load the folder and variables that the last command saved, except
-its tag; run the command; save the new folder and variables."""
+"""Script that runs a normal command.
+
+It loads the folder and variables that the last command saved, except its tag; runs the command; and
+saves the new folder and variables.
+"""
 BACKGROUND = f"""\
 _command=$2 _mark=${TAG}
 [ -r "$1" ] && . "$1"
@@ -49,12 +54,14 @@ _command=$2 _mark=${TAG}
 set --
 eval "$_command"
 """
-"""Script for a background command: load the same state, but save none."""
+"""Script that runs a background command: it loads the saved folder and variables, but saves
+none.
+"""
 
 
 @dataclass(frozen=True)
 class Command:
-    """A started command."""
+    """A started command: its process and the random tag in its environment."""
 
     process: subprocess.Popen[bytes]
     tag: str
@@ -62,7 +69,7 @@ class Command:
     def kill(self) -> None:
         """Kill the command and all its processes, and wait for its end.
 
-        A process that has reused the command's process id is not killed.
+        A process that reuses the id of the ended command is not killed.
         """
         if self.process.returncode is None:  # else another process may have this id now
             _end_group(self.process.pid)
@@ -80,7 +87,7 @@ class Command:
 def start(run: Run, command: str, script: str, out: int | IO[bytes], largest: int) -> Command:
     """Start a command line with the script FOREGROUND or BACKGROUND. Raises ToolError.
 
-    `out` receives its output. No file that it writes may exceed `largest` bytes.
+    The output goes to `out`. No file that the command writes may exceed `largest` bytes.
     """
     shell = shutil.which("bash")
     if shell is None:
@@ -106,7 +113,9 @@ def start(run: Run, command: str, script: str, out: int | IO[bytes], largest: in
 
 
 def environment(run: Run) -> dict[str, str]:
-    """Return environment variables of a command; most turn off prompts, pagers and colours."""
+    """Return the environment variables of every command; most turn off prompts, pagers and
+    colours.
+    """
     return {
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "TERM": "dumb",
@@ -124,7 +133,10 @@ def environment(run: Run) -> dict[str, str]:
 
 
 def _confined(run: Run, argv: list[str], tag: str, largest: int) -> list[str]:
-    """Wrap the command in the sandbox. Raises SandboxError."""
+    """Return `argv` wrapped in the sandbox; `tag` goes into its environment.
+
+    Raises SandboxError.
+    """
     folders = (run.folder.scratch.resolve(), run.work.resolve())
     if os.geteuid() == 0:
         # each command has its own user id, and parallel commands share the folders
@@ -142,7 +154,7 @@ def _confined(run: Run, argv: list[str], tag: str, largest: int) -> list[str]:
 
 
 def _kill_tagged(tag: str, group: int) -> bool:
-    """Kill all processes that have the tag in their environment. Return True if there were any.
+    """Kill all processes with the tag in their environment; return True if at least one existed.
 
     If one of them is in the process group `group`, the whole group is killed.
     """

@@ -1,4 +1,4 @@
-"""Tool `submit`: judge the chosen attempt again, at full effort, and end the run."""
+"""Tool `submit`: judge the chosen attempt again at record effort, and end the run."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ def submit(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
 
 
 def _chosen(run: Run, number: int | None) -> Tried | None:
-    """Return the attempt to submit, None if none was accepted. Raises ToolError."""
+    """Return attempt `number`, by default the best; None if no attempt was accepted.
+
+    Raises ToolError.
+    """
     if number is None:
         return run.best
     accepted = [t.n for t in run.tried if t.accepted]

@@ -1,4 +1,4 @@
-"""Tool `todo`: keep the model's list of ideas to try."""
+"""Tool `todo`: store the model's list of ideas to try."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schem
 
 STATES = {"open": "[ ]", "doing": "[>]", "done": "[x]", "dropped": "[-]"}
 MOST = 40
-"""Largest number of items of one list."""
+"""Largest number of items of the list."""
 
 
 def todo(context: Context, arguments: Mapping[str, Any]) -> ToolResult:

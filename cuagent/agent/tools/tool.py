@@ -1,7 +1,7 @@
-"""Define tools, and execute calls so that no error in a tool breaks the loop.
+"""Define tools, and execute their calls so that no error in a tool ends the loop.
 
 A tool is a name, a JSON schema, a Markdown file next to its code, and a function. A mistake of the
-model (malformed arguments, a missing file) gives an error result that says what to do.
+model (malformed arguments, a missing file) becomes an error result that says what to do.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ TYPES: Mapping[str, tuple[type, ...]] = {
     "object": (dict,),
 }
 LONGEST_SUMMARY = 100
-"""Largest number of characters of the summary of a call that the user sees."""
+"""Largest number of characters of the line that summarizes a tool call for the user."""
 
 
 class ToolError(Exception):
-    """Raised for a call that cannot be executed. The text gives the cause and a remedy."""
+    """Raised for a call that cannot be executed. Its text states the cause and a remedy."""
 
 
 @dataclass(frozen=True)
 class ToolResult:
-    """Result of a call: `text` for the model; `data` for the log, the views and the expert."""
+    """Result of a tool call: `text` for the model; `data` for the log, the views and the expert."""
 
     text: str
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class ToolResult:
 
 @dataclass(frozen=True)
 class Context:
-    """Run, call id and event sink of one call."""
+    """Environment of one tool call: the run, the call's id, and the sink for events."""
 
     run: Run
     call_id: str
@@ -57,7 +57,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool of the model.
+    """A tool that the model can call.
 
     `shown` names the argument that summarizes a call for the user; "" for no summary.
     """
@@ -75,7 +75,9 @@ class Tool:
         return ToolSpec(self.name, text.read_text(encoding="utf-8").strip(), self.schema)
 
     def summarize(self, raw: str) -> str:
-        """Return one line for the user that summarizes a call with the JSON arguments `raw`."""
+        """Return one line that summarizes a call for the user; `raw` are the call's arguments as
+        JSON.
+        """
         try:
             value = json.loads(raw)[self.shown] if self.shown else ""
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -103,9 +105,10 @@ def execute(
     *,
     cut_off: bool = False,
 ) -> ToolResult:
-    """Execute one call. Turn every error into a result.
+    """Execute one tool call. Every error except four becomes an error result.
 
-    Only KeyboardInterrupt, Interrupted, JudgeLost and RecordError pass through.
+    KeyboardInterrupt, Interrupted, JudgeLost and RecordError pass through. `tool` is None if
+    `tools` has no tool of that name. `cut_off` is True if the length limit ended the model's reply.
     """
     try:
         if tool is None:
@@ -127,7 +130,10 @@ def execute(
 
 
 def parse(raw: str, schema: Mapping[str, Any], *, cut_off: bool = False) -> dict[str, Any]:
-    """Parse the arguments and check them against the schema. Raises ToolError."""
+    """Return the arguments of a call, checked against the tool's schema. Raises ToolError.
+
+    `raw` is JSON. `cut_off` is True if the length limit ended the model's reply.
+    """
     try:
         arguments = json.loads(raw or "{}", strict=False)
     except (ValueError, RecursionError) as error:
@@ -141,7 +147,7 @@ def parse(raw: str, schema: Mapping[str, Any], *, cut_off: bool = False) -> dict
 
 
 def _object(arguments: Mapping[str, Any], schema: Mapping[str, Any], where: str = "") -> Any:
-    """Check an object against its schema and return it without its nulls, which mean "omitted".
+    """Check a JSON object against its schema; return it without its nulls, which mean "omitted".
 
     `where` is the prefix of argument names in messages. Raises ToolError.
     """

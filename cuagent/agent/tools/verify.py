@@ -1,4 +1,4 @@
-"""Tool `verify`: freeze and judge the candidate, and keep it as a numbered attempt."""
+"""Tool `verify`: freeze and judge the candidate, and record it as a numbered attempt."""
 
 from __future__ import annotations
 

@@ -10,9 +10,9 @@ from cuagent.agent.tools.files import confined, require_seen, save, text_if_ther
 from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schema
 
 LARGEST_COMPARED = 200_000
-"""Largest number of characters of old and new text together for which a diff is computed."""
+"""Largest number of characters of old and new text together for which a diff is made."""
 LONGEST_DIFF = 2_000
-"""Largest number of lines of a diff that the log and the views get."""
+"""Largest number of lines of a diff in the log and the views."""
 
 
 def write(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
@@ -33,7 +33,7 @@ def write(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
 
 
 def _diff(before: str, after: str) -> str:
-    """Return the unified diff without its two header lines; "" if it is too long."""
+    """Return the unified diff of two texts without its two header lines; "" if it is too long."""
     if len(before) + len(after) > LARGEST_COMPARED:
         return ""
     rows = list(unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=1))

@@ -1,1 +1,3 @@
-"""Groups of one anchor (a scan, a pool, a resample) and the elementwise operations around it."""
+"""Kernels of one anchor operation (a scan, a pool, a resample) with the elementwise operations
+around it.
+"""

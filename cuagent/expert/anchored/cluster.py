@@ -1,8 +1,9 @@
-"""Group each anchor with the elementwise operations before and after it.
+"""Group each anchor (a scan, pool, scatter, ...) with the elementwise operations before and after
+it.
 
-The kernel computes operations before the anchor when it loads the anchor's argument, and operations
-after the anchor when it stores the result. Invariant: no path of the graph leaves a group and
-returns to it.
+One kernel computes a group. It computes operations before the anchor when it loads the anchor's
+argument, and operations after the anchor when it stores the result. Invariant: no path of the graph
+leaves a group and returns to it.
 """
 
 from __future__ import annotations
@@ -14,13 +15,19 @@ from cuagent.expert.streaming.group import MAX_LEAVES, Group, leaves_and_returns
 from cuagent.expert.streaming.stages import COST
 
 MAX_REPEATED_COST = 8
-"""Largest cost (see `streaming.stages.COST`) of computing one element of an anchor's argument, for
-anchors that read an element several times: a pool does so in each window that contains it."""
+"""Largest cost of computing an element of an anchor's argument inside the anchor's kernel.
+
+The unit is an addition (`streaming.stages.COST`). The limit applies to anchors that read an element
+several times: a pool does so in each window that contains it.
+"""
 
 COST_OF_CHOICE = 2
-"""Cost of a choice by the index of an element, in the argument of a depthwise convolution, which is
-copied element by element. Reflected borders in two dimensions have eight choices; in a kernel of
-their own the choices are constant along its loops."""
+"""Cost, in additions, of a `where` by the index of an element in a depthwise convolution's
+argument.
+
+The argument is copied element by element. Reflected borders in two dimensions have eight such
+choices; in a separate kernel their conditions are constant along its loops.
+"""
 
 
 def clusters(
@@ -28,7 +35,8 @@ def clusters(
 ) -> tuple[Group, ...]:
     """Return one group for each anchor: a node whose kind is a key of `family_of`.
 
-    `family_of` gives the family of the group. Nodes named in `outside` join no group.
+    The value of `family_of` is the kernel family of the group. Nodes named in `outside` join no
+    group.
     """
     users = graph.users()
     claimed: dict[str, Group] = {}
@@ -55,7 +63,7 @@ def _group(
 
 
 class _Cluster:
-    """The names of one group's members, grown from its anchor."""
+    """Collects the names of the nodes that join one anchor's group (`members`)."""
 
     def __init__(
         self,
@@ -80,7 +88,9 @@ class _Cluster:
         return usable and node.name not in self.claimed and node.name not in self.members
 
     def _add_producers(self, reader: Node) -> None:
-        """Add the elementwise arguments of the member `reader` that only members read."""
+        """Add the elementwise arguments of `reader`, a member, to the group if only members read
+        them.
+        """
         for name in reader.inputs:
             node = self.graph.node(name)
             exclusive = all(u.name in self.members for u in self.users[name])
@@ -93,7 +103,7 @@ class _Cluster:
                 self._add_producers(node)
 
     def _cost(self, name: str) -> int:
-        """Return the cost of computing an element of a value from tensors in memory."""
+        """Return the cost of computing one element of `name` from stored tensors, in additions."""
         node = self.graph.node(name)
         if node.kind is not Kind.POINTWISE:
             return 0
@@ -114,7 +124,7 @@ class _Cluster:
         return True
 
     def _after_anchor(self) -> set[str]:
-        """Return the members that depend on the anchor, and the anchor."""
+        """Return the names of the anchor and of all members that depend on it."""
         found = {self.anchor.name}
         for node in self.graph.nodes:
             if node.name in self.members and set(node.inputs) & found:

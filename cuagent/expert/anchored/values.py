@@ -1,6 +1,6 @@
-"""Write a group's values at given indices as C++: loads, and the elementwise operations on them.
+"""Write the elements of a group's values as C++ expressions: loads and elementwise operations.
 
-Both generators (C++ and CUDA) of each family use it. An index is a tuple of C++ expressions, one
+The C++ and CUDA generators of anchored families use it. An index is a tuple of C++ expressions, one
 for each dimension. A value of fewer dimensions is broadcast, as in torch.
 """
 
@@ -26,11 +26,14 @@ from cuagent.expert.streaming.text import Writer
 
 Index = tuple[str, ...]
 NUMBERS = {Kind.INSIDE, Kind.INDEX}
-"""Kinds of nodes whose value is computed from the index; they have no memory."""
+"""Kinds of nodes whose elements are computed from the index, without memory."""
 
 
 class Values:
-    """Writer of C++ variables with a group's values; `fresh` starts a new scope of variables."""
+    """Writes C++ variables that contain elements of the values that a group computes.
+
+    `fresh` forgets all variables, when their C++ scope ends.
+    """
 
     def __init__(self, graph: Graph, group: Group, anchor: Node, w: Writer) -> None:
         self.graph, self.group, self.anchor, self.w = graph, group, anchor, w
@@ -38,11 +41,11 @@ class Values:
         self.declared: dict[tuple[str, Index], str] = {}
         self.slices = 0
         self.result = "result"
-        """Name of the C++ variable with the anchor's value."""
+        """Name of the C++ variable with the anchor's result."""
 
     @property
     def tensors_read(self) -> dict[str, str]:
-        """dtype of each tensor that the group reads, in order of first use."""
+        """dtype of each tensor in memory that the group reads, in order of first use."""
         found: dict[str, str] = {}
         for node in self.group.nodes:
             for name in node.inputs:
@@ -55,9 +58,10 @@ class Values:
         self.declared = {}
 
     def at(self, operand: Operand, index: Index) -> str:
-        """Return the C++ expression of an operand's element; declare a variable if needed.
+        """Return the C++ expression of a value's element at `index`; declare a variable for it if
+        needed.
 
-        `index` is an index into the shape of the anchor or of the anchor's argument.
+        `index` refers to the shape of the anchor or of the anchor's argument.
         """
         if not isinstance(operand, str):
             return number(operand)
@@ -111,7 +115,9 @@ class Values:
         return widened(f"{identifier(base.name)}[{address(index, strides, offset)}]", base.dtype)
 
     def _gathered(self, node: Node, index: Index) -> str:
-        """Declare the index of a gather's slice, and return the expression of an element of it."""
+        """Declare the slice number of a gather, and return the C++ expression of an element in that
+        slice.
+        """
         (dim,), (table, places) = node.dims, map(self._node, node.inputs)
         end = dim + len(places.shape)
         wraps = "true" if node.spec.wraps else "false"
@@ -123,7 +129,7 @@ class Values:
         return f"nan_if({word} < 0, {self._element(table, inside)})"
 
     def store(self, name: str, index: Index) -> None:
-        """Write the statement that stores an output's element."""
+        """Write the C++ statement that stores the element of output `name` at `index`."""
         node = self.nodes[name]
         place = address(index, contiguous_strides(node.shape), 0)
         value = narrowed(self.at(name, index), node.dtype)
@@ -134,7 +140,7 @@ class Values:
             self.store(name, index)
 
     def parameters(self) -> list[str]:
-        """Return the launcher's parameters: outputs, then tensors that are read."""
+        """Return the launcher's C++ parameters: outputs first, then the tensors that are read."""
         outputs = [f"{TYPES[self.nodes[n].dtype]}* {identifier(n)}_out" for n in self.group.outputs]
         return outputs + [
             f"const {TYPES[t]}* {identifier(n)}" for n, t in self.tensors_read.items()
@@ -142,7 +148,11 @@ class Values:
 
 
 def owners_of(graph: Graph, node: Node) -> list[Node]:
-    """Return the nodes that own the memory of a value; none if it is computed from the index."""
+    """Return the nodes whose memory contains a value's elements.
+
+    For a gather they are the table and the indices; empty if the elements are computed from the
+    index.
+    """
     while node.kind is Kind.WINDOW:
         node = graph.node(node.inputs[0])
     if node.kind is Kind.GATHER:
@@ -156,12 +166,14 @@ def _broadcast(index: Index, shape: Shape) -> Index:
 
 
 def minus(place: str, low: int) -> str:
-    """Return the expression `place - low`."""
+    """Return the C++ expression `place - low`."""
     return place if low == 0 else f"{place} - {low}"
 
 
 def address(index: Index, strides: Sequence[int], offset: int) -> str:
-    """Return the sum of the indices times the strides, plus the offset."""
+    """Return the C++ expression of an element's index in memory: indices times strides, plus the
+    offset.
+    """
     terms = []
     for place, step in zip(index, strides, strict=True):
         if step and place != "0":
@@ -173,10 +185,10 @@ def address(index: Index, strides: Sequence[int], offset: int) -> str:
 
 
 def flattened(graph: Graph, group: Group, anchor: Node) -> tuple[Graph, Group, Node]:
-    """Return the graph, group and anchor of a scan with all shapes merged to three dimensions.
+    """Return (graph, group, anchor) of a scan with all shapes merged to three dimensions.
 
-    These are the dimensions before the scanned one, the scanned one, and those after it. The
-    arguments are returned unchanged if an operand is broadcast or not contiguous.
+    These are the dimensions before the scanned one, the scanned one, and the dimensions after it.
+    The arguments are returned unchanged if an operand is broadcast or not contiguous.
     """
     (dim,) = anchor.dims
     shape = anchor.shape

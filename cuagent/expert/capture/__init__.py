@@ -1,1 +1,1 @@
-"""Capture the reference of a task as a flat operator graph."""
+"""Capture a task's reference as a graph of torch operators without submodules."""

@@ -1,9 +1,9 @@
-"""Capture the gradients of a module as a flat operator graph of its inputs.
+"""Capture the gradients of a module as a graph of torch operators on its inputs.
 
 The graph is traced through torch's own autograd on fake tensors. Operators with a lowering rule
-stay whole; torch decomposes the others into those. The forward pass stores no values: the graph
-recomputes those that the gradients need.
-Not covered: modules whose gradients torch can only compute with real values.
+stay whole; torch decomposes all others into operators with one. The forward pass stores no values:
+the graph recomputes those that the gradients need. Not covered: modules whose gradients torch can
+only compute with real values.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SAME = {"detach", "alias", "lift_fresh", "lift_fresh_copy"}
 def capture_backward(model: Any, step: Step, arguments: Sequence[Any]) -> Captured:
     """Capture the gradients of a training step. Raises CaptureError.
 
-    `arguments` are those of forward, followed by the gradients of its outputs.
+    `arguments` are those of forward, then the gradients of its outputs.
     """
     import torch
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -83,7 +83,7 @@ def _expressions(spec: dict[str, Any], names: Sequence[str]) -> list[str]:
 
 
 def _captured(traced: Any, state: list[str], inputs: list[str], arguments: int) -> Captured:
-    """Return the traced graph, without operators that change nothing.
+    """Return the traced graph without operators that return their argument.
 
     `state` are the parameters' and buffers' names, `inputs` the expressions of the input tensors,
     both in the order of the placeholders; `arguments` is the number of arguments.
@@ -124,12 +124,14 @@ def _captured(traced: Any, state: list[str], inputs: list[str], arguments: int) 
 
 
 def _is_first_power(node: Any) -> bool:
-    """Return True for the power 1 that the gradient of a square has."""
+    """Return True for `x ** 1`, which the gradient of a square contains."""
     return str(node.target) == "aten.pow.Tensor_Scalar" and node.args[1] == 1
 
 
 def _table() -> dict[Any, Any]:
-    """Return the decompositions: torch's core ones, and ours of norms and losses."""
+    """Return the operator decompositions for tracing a backward: torch's, and ours of norms and
+    losses.
+    """
     import torch
 
     aten = torch.ops.aten

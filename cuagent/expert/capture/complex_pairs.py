@@ -1,8 +1,8 @@
-"""Write complex arithmetic, such as that of rotary embeddings, as arithmetic on pairs of floats.
+"""Replace complex arithmetic, such as that of rotary embeddings, by arithmetic on pairs of floats.
 
 A complex value of shape S becomes a float32 tensor of shape (*S, 2) with the real part first, as in
-`torch.view_as_real`. If a graph has another complex operation than those in `RULES`, or a complex
-result, it stays as it is.
+`torch.view_as_real`. A graph does not change if it has a complex operation outside of `RULES`, or a
+complex result.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from cuagent.expert.capture.export import Captured
 
 
 class _NotPaired(Exception):
-    """An operation on complex values has no form on pairs."""
+    """Raised for a complex operation that has no rule in `RULES`."""
 
 
 def with_pairs(captured: Captured) -> Captured:
-    """Return the captured graph without complex values, or the graph itself."""
+    """Return the captured graph without complex values; the same graph if that is impossible."""
     if not any(_is_complex(node) for node in captured.nodes):
         return captured
     edit = Edit(captured)
@@ -40,7 +40,7 @@ def _is_complex(value: Any) -> bool:
 
 
 class _Pairs:
-    """The pairs of the complex values so far."""
+    """Editor that replaces complex values by pairs; it maps each complex node to its pairs."""
 
     def __init__(self, edit: Edit) -> None:
         import torch
@@ -49,7 +49,7 @@ class _Pairs:
         self.found: dict[Any, Any] = {}
 
     def visit(self, node: Any) -> None:
-        """Add the pairs of a complex node, or replace a real one that reads complex values."""
+        """Add the pairs of a complex node; replace a real node that reads complex values."""
         import torch
 
         if not _is_complex(node) and not any(map(_is_complex, node.all_input_nodes)):
@@ -71,7 +71,7 @@ class _Pairs:
             self.edit.replace(node, made)
 
     def call(self, name: str, *args: Any) -> Any:
-        """Add a call of an aten operator, by its name and overload."""
+        """Add a call of an aten operator, named `operator.overload`; return its node."""
         packet, _, overload = name.partition(".")
         return self.edit.call(getattr(getattr(self.aten, packet), overload or "default"), args)
 
@@ -81,7 +81,7 @@ class _Pairs:
         return self.found[value]
 
     def parts(self, value: Any) -> tuple[Any, Any]:
-        """Return the real and the imaginary part of a complex value."""
+        """Return the nodes of the real and the imaginary part of a complex value."""
         pair = self.pair(value)
         real, imaginary = (self.call("select.int", pair, -1, k) for k in (0, 1))
         return real, imaginary
@@ -147,7 +147,7 @@ def _expanded(pairs: _Pairs, node: Any) -> Any:
 
 
 def _cut(pairs: _Pairs, node: Any) -> Any:
-    """Return a slice or a selected index of all pairs."""
+    """Return the pairs of a slice, or of a selected index, of a complex value."""
     x, dim, *rest = node.args
     if node.kwargs:
         raise _NotPaired
@@ -193,4 +193,4 @@ RULES: dict[str, Callable[[_Pairs, Any], Any]] = {
         ("clone", "contiguous", "alias", "detach"), lambda pairs, node: pairs.pair(node.args[0])
     ),
 }
-"""Function from a complex operation to its form on pairs, by operator."""
+"""Function that returns the pairs of a complex operation's result, by operator."""

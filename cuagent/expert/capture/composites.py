@@ -1,6 +1,6 @@
-"""Replace operators that torch itself computes by other operators (`hstack`, `isclose`, `kron`).
+"""Replace operators that torch defines by other operators (`hstack`, `isclose`, `kron`).
 
-The expert has no rules for them; torch's own definition has the same values.
+The expert has no rules for them; torch's own definition gives equal values.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ NAMES = {
     "special_xlogy", "special_exp2", "float_power", "pairwise_distance", "linalg_diagonal",
     "adaptive_avg_pool1d", "logaddexp2", "heaviside", "copysign", "diag_embed",
 }  # fmt: skip
-"""Names of operators that are replaced if torch has a definition by others."""
+"""Names of operators that are replaced by torch's definition, if torch has one."""
 
 
 def composites(nodes: Any) -> dict[Any, Any]:
-    """Return torch's definition of each such operator among some fx nodes."""
+    """Return torch's definition of each operator in NAMES that some of the fx nodes call."""
     import torch
 
     called = {node.target for node in nodes if node.op == "call_function"}

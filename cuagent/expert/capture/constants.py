@@ -1,10 +1,10 @@
-"""Find the captured values that depend on parameters and constants alone, to compute them once.
+"""Find the captured values that depend on parameters and constants alone, to compute them only
+once.
 
 Position ids, masks, tables of rotary angles and relative position biases are computed in each
-forward, although no input changes them. They are computed once, by the calls of torch that the
-reference makes, so that their values are the same to the last bit; and again when a parameter that
-they depend on changes. Arithmetic on weights alone stays with the rewrites, which compute it in
-fp64.
+forward, although no input changes them. A candidate computes them once, by the torch calls of the
+reference, so that they are equal to the last bit; and again when a parameter that they depend on
+changes. Arithmetic on weights alone is left to the rewrites, which compute it in fp64.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from cuagent.expert.capture.export import Captured
 from cuagent.expert.graph.lowering import operator_name
 
 MAX_BYTES = 64 << 20
-"""Bytes of the largest value that is kept between calls."""
+"""Largest size in bytes of a value that is stored between calls."""
 ARITHMETIC = {
     "add", "sub", "rsub", "mul", "div", "neg", "sqrt", "rsqrt", "reciprocal", "exp", "log",
     "sigmoid", "tanh", "abs", "relu", "softplus", "silu", "gelu", "maximum", "clamp", "clamp_min",
     "pow", "square", "sum", "mean", "amax", "amin", "norm", "linalg_vector_norm", "var", "softmax",
 }  # fmt: skip
-"""Operators on weights that rewrites may move into a layer."""
+"""Operators on weights that rewrites may fold into a layer's weights."""
 COPIES = {
     "view", "reshape", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "squeeze", "permute",
     "transpose", "t", "expand", "select", "slice", "getitem", "clone", "contiguous", "alias",
@@ -36,7 +36,7 @@ def constant_values(captured: Captured) -> frozenset[str]:
     """Return the names of the fx nodes that are computed once.
 
     They depend on parameters and constants alone. Included are results of operators outside of
-    `ARITHMETIC` and `COPIES`, everything computed from them, and the views of weights that they
+    `ARITHMETIC` and `COPIES`, everything computed from these, and the views of weights that they
     read. Excluded are outputs of forward (a caller may change them in place) and expansions (they
     would take memory).
     """
@@ -59,7 +59,9 @@ def constant_values(captured: Captured) -> frozenset[str]:
 
 
 def _views_before(fx: Any, fixed: set[str]) -> set[str]:
-    """Return the views and copies of weights that a value is computed from."""
+    """Return the names in `fixed` of views and copies of weights from which node `fx` is
+    computed.
+    """
     names: set[str] = set()
     for arg in fx.all_input_nodes:
         if arg.op == "call_function" and arg.name in fixed and operator_name(arg) in COPIES:
@@ -68,7 +70,7 @@ def _views_before(fx: Any, fixed: set[str]) -> set[str]:
 
 
 def _repeatable(fx: Any) -> bool:
-    """Return True if each call gives the same result: one tensor of at most `MAX_BYTES`."""
+    """Return True if each call of node `fx` gives the same single tensor of at most `MAX_BYTES`."""
     import torch
 
     value = fx.meta.get("val")

@@ -1,6 +1,7 @@
-"""Change a captured graph before it is lowered: replace operators by calls of equal results.
+"""Edit a copy of a captured torch.fx graph before it is lowered.
 
-A rewrite works on a copy. Names of nodes stay, because placeholders are found by name.
+A rewrite replaces operators by calls with equal results. Names of nodes do not change, because
+placeholders are found by name.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from cuagent.expert.capture.export import Captured
 from cuagent.expert.graph.lowering import operator_name
 
 ASSERTION = "_assert_tensor_metadata"
-"""Operator by which torch.export checks dtypes; it reads tensors and returns nothing."""
+"""Name of the operator by which torch.export checks dtypes; it reads tensors and returns
+nothing.
+"""
 MAX_CONSTANT = 1 << 26
-"""Elements of the largest constant that is evaluated."""
+"""Largest number of elements of a constant tensor that is evaluated."""
 
 
 class Edit:
-    """A copy of a captured graph that a rewrite changes."""
+    """A copy of a captured graph, with methods that change it."""
 
     def __init__(self, captured: Captured) -> None:
         import torch
@@ -37,12 +40,12 @@ class Edit:
 
     @property
     def nodes(self) -> list[Any]:
-        """The nodes now, in order."""
+        """The nodes of the copy, in order."""
         return list(self.graph.nodes)
 
     @property
     def outputs(self) -> tuple[Any, ...]:
-        """Values that the graph returns."""
+        """Values that the copy returns."""
         *_, last = self.graph.nodes
         return tuple(last.args[0])
 
@@ -54,9 +57,10 @@ class Edit:
         shape: Sequence[int] | None = None,
         like: Any = None,
     ) -> Any:
-        """Add a call at the insertion point; `options` are its keyword arguments.
+        """Add a call of `function` at the insertion point; return its node.
 
-        The result's shape and dtype are traced, or are `shape` and the dtype of `like`.
+        `options` are its keyword arguments. The result's shape and dtype are found by tracing, or
+        are `shape` and the dtype of `like`.
         """
         import torch
 
@@ -72,11 +76,11 @@ class Edit:
         return node
 
     def replace(self, old: Any, new: Any) -> None:
-        """Let all readers of `old` read `new`."""
+        """Make all nodes that read `old` read `new` instead."""
         old.replace_all_uses_with(new)
 
     def constant(self, node: Any) -> Any:
-        """Return the tensor that a node computes from constants alone; None if it does not."""
+        """Return the value of a node that depends on constants alone; None for any other node."""
         if node not in self._constants:
             self._constants[node] = self._evaluated(node)
         return self._constants[node]
@@ -105,7 +109,9 @@ class Edit:
             return None
 
     def number(self, value: Any) -> float | None:
-        """Return a number, or the value of a constant with one element; None for anything else."""
+        """Return a Python number, or the value of a constant with one element; None for anything
+        else.
+        """
         if isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
         if not hasattr(value, "meta"):
@@ -115,7 +121,9 @@ class Edit:
         return float(tensor) if one else None
 
     def result(self) -> Captured:
-        """Return the changed graph, sorted, without nodes that no output needs."""
+        """Return the changed graph, in executable order, without nodes on which no output
+        depends.
+        """
         needed = set(self.graph.find_nodes(op="output"))
         for node in reversed(self._sorted()):
             if node in needed or node.op == "placeholder":
@@ -124,7 +132,7 @@ class Edit:
         return replace(self._captured, nodes=nodes, outputs=tuple(nodes[-1].args[0]))
 
     def _sorted(self) -> list[Any]:
-        """Return the nodes with arguments first, otherwise in their order."""
+        """Return the nodes in executable order, which otherwise is the existing order."""
         done: dict[Any, None] = {}
         for node in self.graph.nodes:
             stack = [node]
@@ -143,5 +151,5 @@ def called(node: Any) -> str:
 
 
 def is_item(node: Any) -> bool:
-    """Return True for a node that selects one of several results of an operator."""
+    """Return True for a node that selects one of several results of an operator (`getitem`)."""
     return node.op == "call_function" and node.target is operator.getitem

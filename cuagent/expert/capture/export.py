@@ -1,9 +1,10 @@
-"""Capture a reference module as a flat operator graph: `torch.export` in eval mode, functional.
+"""Capture a reference module as a graph of torch operators: `torch.export` in eval mode,
+functional.
 
 Composite operators (linear, layer_norm, softmax, attention) stay whole; `lower` decides which ones
-to decompose. Shapes are static: the graph holds for inputs of the captured shapes only.
-Not covered: control flow on tensor values, modules that change their buffers, and everything else
-that torch.export refuses; each raises CaptureError with one line.
+to decompose. Shapes are static: the graph is valid for inputs of the captured shapes only. Not
+covered: control flow on tensor values, modules that change their buffers, and everything else that
+torch.export refuses; each raises CaptureError with one line.
 """
 
 from __future__ import annotations
@@ -23,29 +24,33 @@ if TYPE_CHECKING:
 
 
 class CaptureError(Exception):
-    """The module has no static operator graph that the expert can use. The message is one line."""
+    """The module cannot be captured as a static operator graph. The message is one line."""
 
 
 @dataclass(frozen=True)
 class Captured:
-    """A captured module: its graph, and the meaning of each placeholder and output."""
+    """A captured module: its torch.fx graph, and the meaning of each placeholder and output."""
 
     nodes: tuple[Any, ...]
     """torch.fx nodes, in order; `meta["val"]` has shape and dtype."""
     parameters: dict[str, str]
-    """state_dict (or attribute) name of each placeholder of a parameter or buffer."""
+    """State dict (or attribute) names of parameters and buffers; the keys are placeholder names."""
     inputs: dict[str, str]
-    """Expression over the arguments of forward for each placeholder of an input."""
+    """Python expressions of the input tensors over forward's arguments; the keys are placeholder
+    names.
+    """
     literals: dict[str, Any]
-    """Value at capture of each placeholder that stands for a number."""
+    """Values, at capture time, of Python numbers among the inputs; the keys are placeholder
+    names.
+    """
     constants: dict[str, torch.Tensor]
-    """Tensor of each placeholder of a constant."""
+    """Constant tensors that forward uses; the keys are placeholder names."""
     outputs: tuple[Any, ...]
-    """fx nodes or plain values, flattened."""
+    """Outputs of forward as a flat list: fx nodes, or plain values."""
     template: str
-    """Expression over the outputs `{0}`, `{1}`, ... for the value that forward returns."""
+    """Python expression that forward returns, in which `{0}`, `{1}`, ... stand for the outputs."""
     arguments: tuple[str, ...]
-    """Names of forward's arguments, one for each given input."""
+    """Names of forward's arguments, one for each captured input."""
 
 
 def capture(model: torch.nn.Module, inputs: Sequence[Any]) -> Captured:
@@ -111,7 +116,7 @@ def _argument_names(model: torch.nn.Module, count: int) -> tuple[str, ...]:
 
 
 def _key(entry: Any) -> Any:
-    """Return the dict key or the sequence index of a pytree key entry."""
+    """Return the dict key or the sequence index in an entry of a pytree path."""
     return getattr(entry, "key", getattr(entry, "idx", None))
 
 
@@ -120,7 +125,10 @@ def _path(path: Sequence[Any]) -> str:
 
 
 def _expression(structure: Any) -> str:
-    """Return Python text for nested lists, tuples and dicts of placeholders; braces are doubled."""
+    """Return the Python expression of nested lists, tuples and dicts of placeholders.
+
+    Braces of dicts are doubled, because the text becomes a format string.
+    """
     match structure:
         case str():
             return structure

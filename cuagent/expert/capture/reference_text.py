@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def needed_definitions(source: str, entry: str) -> str:
-    """Return the text of the imports and top-level statements that `entry` uses, in order."""
+    """Return the text of the imports and top-level statements that class `entry` uses, in order."""
     tree = ast.parse(source)
     defined: dict[str, list[ast.stmt]] = {}
     for statement in tree.body:
@@ -48,7 +48,7 @@ def needed_definitions(source: str, entry: str) -> str:
 
 
 USUAL = {"torch": "torch", "F": "torch.nn.functional", "triton": "triton", "tl": "triton.language"}
-"""Names that a candidate imports itself, with the module that each means."""
+"""Names that every candidate imports, with the module that each stands for."""
 
 
 def rebound(text: str) -> set[str]:
@@ -69,7 +69,7 @@ def rebound(text: str) -> set[str]:
 
 
 def sibling_imports(text: str, folder: Path) -> list[str]:
-    """Return the modules that `text` imports, at any depth, from files in `folder`."""
+    """Return the names of the modules in `folder` that `text` imports, also inside of functions."""
     found: list[str] = []
     for statement in ast.walk(ast.parse(text)):
         match statement:

@@ -24,45 +24,49 @@ if TYPE_CHECKING:
 
 
 OURS = frozenset(("torch", "F", "load", "triton", "tl", "super", "self"))
-"""Names that the text of a candidate uses in addition to those of the reference."""
+"""Names that a candidate's text uses in addition to those of the reference."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """The device that a candidate is written for."""
+    """The device for which a candidate is generated, and the arithmetic that it may use."""
 
     device: str
     capability: tuple[int, int] = (0, 0)
-    """CUDA compute capability."""
+    """CUDA compute capability, such as (9, 0); (0, 0) on a CPU."""
     processors: int = 1
-    """Streaming multiprocessors, or cores."""
+    """Number of streaming multiprocessors of the GPU, or of CPU cores."""
     tf32: bool = False
     """True if float32 products may be computed in TF32."""
     tf32_convolutions: bool = False
     """True if float32 convolutions may be computed in TF32."""
     exact_channels: int = 16
-    """Convolutions with at most this many input channels are computed with float32 precision even
-    if TF32 is admitted. cuDNN computes many of them in float32, and a candidate has to be as
-    precise."""
+    """Largest number of input channels of convolutions that keep float32 precision under TF32.
+
+    cuDNN computes many such convolutions in float32 even if TF32 is admitted, and a candidate has
+    to be as precise.
+    """
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A captured task, from which all candidates are generated."""
+    """A captured task from which the expert generates candidates."""
 
     captured: Captured
     reference: str
-    """Text of the reference class and the definitions that it needs."""
+    """Text of the reference class and of the definitions that it needs."""
     entry: str
     attribute: Callable[[str], str]
-    """Function from a state_dict name to its Python expression, such as `self.net[0].weight`."""
+    """Function that maps a state_dict name to its Python expression, such as
+    `self.net[0].weight`.
+    """
     target: Target
     backward: Captured | None = None
-    """The gradients, if the task is a training step."""
+    """Captured gradients if the task is a training step; else None."""
 
     @property
     def device(self) -> str:
-        """`cpu` or `cuda`."""
+        """Device type: `cpu` or `cuda`."""
         return self.target.device
 
 
@@ -118,7 +122,9 @@ def target_of(task: Task) -> Target:
 
 
 class attribute_of:
-    """Function from a state_dict name to its Python expression, such as `self.net[0].weight`."""
+    """Callable that maps a state_dict name to its Python expression, such as
+    `self.net[0].weight`.
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
         from torch import nn

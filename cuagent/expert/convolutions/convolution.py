@@ -1,7 +1,7 @@
 """Describe a convolution that a generated kernel computes, and the strides of the tensors that it
 reads.
 
-A place is one spatial position.
+A place is one spatial position; `places` are all spatial positions of a tensor, flattened.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class Pool:
 
 @dataclass(frozen=True)
 class Partials:
-    """Names of tensors with partial sums over the places of each tile, which a convolution's kernel
-    also stores.
+    """Names of tensors with partial sums over the spatial positions of each tile.
 
-    A name is "" if that tensor is not stored.
+    A convolution's kernel stores them in addition to its result. A name is "" if that tensor is not
+    stored.
     """
 
     value: str
@@ -92,7 +92,7 @@ class Convolution:
     channels_out: int
     axes: tuple[Axis, ...]
     left: Volume
-    """Input, in which channels or places are adjacent in memory."""
+    """Input, in which channels or spatial positions are adjacent in memory."""
     right: str
     """Name of the weight as (output channels, *taps, input channels); "" if the kernel has no
     product because `left` is the result of the library's convolution, without its bias."""
@@ -116,16 +116,20 @@ class Convolution:
     groups: int = 1
     """Number of channel groups; `channels_in` is the number of input channels of one group."""
     again: tuple[Volume, str] | None = None
-    """Input and weight in float32, if the kernel reads float16 copies. A tile that contains NaN is
-    computed again from them."""
+    """(input, weight) in float32, if the kernel reads float16 copies of both; else None.
+
+    A tile that contains NaN is computed again from them.
+    """
     pool: Pool | None = None
     """Pool that the kernel computes after the epilogue; None without one."""
     copy: tuple[str, str] = ()  # type: ignore[assignment]
     """(name of a stored value, name of its scaled float16 copy in channels-last layout for the next
     convolution); () without a copy."""
     partials: Partials | None = None
-    """Partial sums over places that the kernel also stores; each tile then has places of one sample
-    only."""
+    """Partial sums over spatial positions that the kernel also stores; None without any.
+
+    Each tile then has positions of one sample only.
+    """
 
     @property
     def is_copy(self) -> bool:
@@ -141,20 +145,22 @@ class Convolution:
     @property
     def pair(self) -> int | None:
         """Index of the last spatial dimension, if its two phases are computed together; else
-        None."""
+        None.
+        """
         last = self.axes[-1]
         return len(self.axes) - 1 if self.transposed and last.stride == 2 < last.outputs else None
 
     @property
     def rows(self) -> frozenset[str]:
-        """Names of the epilogue's nodes that have one value for each place instead of one for each
-        channel."""
+        """Names of the epilogue's nodes with one value per spatial position instead of one per
+        channel.
+        """
         size = self.node.size // self.channels_out
         return frozenset(n.name for n in self.epilogue if n.size == size and self.reduces)
 
     @property
     def merged(self) -> bool:
-        """True if taps and input channels form one index of the sum."""
+        """True if the kernel sums over one index that combines taps and input channels."""
         return self.taps > 1 and self.left.channel != 1
 
     @property
@@ -194,9 +200,10 @@ def settings_of(node: Node) -> dict[str, Any]:
 
 
 def volume_of(graph: Graph, name: str, shape: tuple[int, ...]) -> Volume:
-    """Return the strides of tensor `name`, broadcast to `shape` (samples, channels, *places).
+    """Return the strides of tensor `name`, broadcast to `shape` (samples, channels, *spatial
+    dimensions).
 
-    Raises NestError if the places have no common stride.
+    Raises NestError if the flattened spatial positions have no common stride.
     """
     node = graph.node(name)
     if node.kind in (Kind.WINDOW, Kind.INSIDE, Kind.GATHER):

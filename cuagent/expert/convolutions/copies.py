@@ -2,7 +2,7 @@
 
 In a chain of convolutions, the kernel of one has its result in registers. It stores the result and
 the scaled float16 copy for the next one. A separate copy kernel would read the result again. A tile
-must have all channels, because the scale of a place depends on all of them.
+must contain all channels, because the scale of a spatial position depends on all of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cuagent.expert.convolutions.convolution import TRANSPOSED, Convolution
 from cuagent.expert.graph.graph import Graph
 
 MOST_CHANNELS = 128
-"""Largest number of output channels of a convolution whose tiles can have all channels."""
+"""Largest number of output channels of a convolution for which a tile can contain all channels."""
 
 
 def with_copies(steps: Sequence[Any], graph: Graph) -> tuple[Any, ...]:
@@ -44,8 +44,9 @@ def with_copies(steps: Sequence[Any], graph: Graph) -> tuple[Any, ...]:
 
 
 def _fits(producer: Convolution, shape: tuple[int, ...], dtype: str) -> bool:
-    """Return True if the kernel `producer` can have all channels of a value of this shape in each
-    tile."""
+    """Return True if a tile of the kernel `producer` contains all channels of a value of this
+    shape.
+    """
     own = producer.right and producer.node.op != TRANSPOSED and not producer.is_copy
     plain = not (producer.reduces or producer.pool or producer.copy) and producer.groups == 1
     few = producer.channels_out <= MOST_CHANNELS

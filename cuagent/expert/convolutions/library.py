@@ -57,7 +57,7 @@ def _readers(node: Node, users: dict[str, list[Node]]) -> list[Node]:
 def _is_arranged(node: Node, device: str) -> bool:
     """Return True if the bias of this layer may be moved to a separate addition.
 
-    Not for half types: the result would be rounded once more, and on a CPU torch adds the bias
+    False for half types: the result would be rounded once more, and on a CPU torch adds the bias
     before it rounds.
     """
     names = "F.conv" if device == "cuda" else ("F.conv", "F.linear(")

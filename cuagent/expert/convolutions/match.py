@@ -1,8 +1,8 @@
-"""Assign qualifying convolutions (`qualify.py`), with the operations that follow them, to
-generated kernels.
+"""Assign qualifying convolutions (`qualify.py`), with the operations that follow them, to generated
+kernels.
 
 A group of nodes that is the only reader of the result becomes the kernel's epilogue, if it is
-elementwise or reduces over the channels alone. A place is one spatial position.
+elementwise or reduces over the channels alone.
 """
 
 from __future__ import annotations
@@ -135,8 +135,7 @@ def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution |
 
 
 def _given(graph: Graph, x: Node, node: Node) -> tuple[Volume, Volume]:
-    """Return (input, weight without a name) of a node that computes no product (`COPY`,
-    `TRANSPOSED`)."""
+    """Return (input, weight without a name) for a node that only copies or transposes its input."""
     right = Volume("", "", 0, 0, 0, 0)
     if node.op == COPY:
         return volume_of(graph, x.name, x.shape), right
@@ -154,8 +153,7 @@ def _is_last(x: Node) -> bool:
 
 
 def _one_axis(node: Node) -> Axis:
-    """Return all places as one axis, for a convolution that does not depend on spatial
-    coordinates."""
+    """Return all spatial positions of a pointwise convolution as one axis."""
     places = math.prod(node.shape[1:-1] if node.op == COPY else node.shape[2:])
     return Axis(places, places, 1, 1, 0, 1)
 
@@ -173,8 +171,9 @@ def _has_text(node: Node) -> bool:
 def _operands(
     graph: Graph, node: Node, x: Node, weight: Node
 ) -> tuple[Volume, Volume, tuple[Axis, ...]]:
-    """Return (input, weight, axes) of a convolution. All places of a pointwise convolution are one
-    axis."""
+    """Return (input, weight, axes) of a convolution; a pointwise one has all positions as one
+    axis.
+    """
     copied = _is_last(x)
     if not copied and is_pointwise(node, weight):
         volumes = (volume_of(graph, n.name, n.shape) for n in (x, weight))

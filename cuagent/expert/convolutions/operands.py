@@ -40,11 +40,12 @@ PREPARATIONS |= {call.format(ROUNDED) for call in (WEIGHT, TRANSPOSED_WEIGHT)}
 
 
 def copy_operands(graph: Graph, target: Target, keep: frozenset[str], every: bool = False) -> Graph:
-    """Return the graph in which each qualifying convolution reads channels-last copies and is
-    marked for a generated kernel ("own" in its `op`).
+    """Return the graph in which each qualifying convolution reads channels-last copies of its
+    operands.
 
-    Weights that the tensor cores read in TF32 are rounded once, in their copy. `every`: also
-    convolutions with long sums qualify.
+    The convolution is marked for a generated kernel ("own" in its `op`). Weights that the tensor
+    cores read in TF32 are rounded once, in their copy. With `every`, convolutions with long sums
+    qualify too.
     """
     nodes: list[Node] = []
     for node in graph.nodes:

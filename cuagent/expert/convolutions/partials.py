@@ -28,12 +28,11 @@ SUMS, MEANS, DEVIATIONS, COUNTS = (
 convolution's kernel computes."""
 CALLS = (SUMS, MEANS, DEVIATIONS, COUNTS)
 CACHED_BYTES = 96 << 20
-"""Partial sums are used if at least so many bytes are normalised at the same time. Fewer bytes stay
-in the cache, where the next pass reads them fast.
+"""Least number of bytes that are normalised at the same time for which partial sums are used.
 
-On an H200 (50 MB of L2), with 17 to 67 MB, a second read was as fast as partial sums, and the sums
-made kernels of 128 channels take 1.4 times as long. With 250 MB, partial sums reduced the time of
-the norm to 0.17 and 0.35.
+Fewer bytes stay in the cache, where the next pass reads them fast. On an H200 (50 MB of L2), with
+17 to 67 MB, a second read was as fast as partial sums, and the sums made kernels of 128 channels
+take 1.4 times as long. With 250 MB, partial sums reduced the time of the norm to 0.17 and 0.35.
 """
 ROWS_PER_PROCESSOR = 2
 """Number of rows that one multiprocessor normalises at the same time."""
@@ -44,8 +43,9 @@ would cost more than a pass over the result."""
 
 @dataclass(frozen=True)
 class _Match:
-    """A sum over all places, and over groups of channels, of a value computed from a
-    convolution."""
+    """A sum over all spatial positions, and over channel groups, of a value computed from a
+    convolution.
+    """
 
     total: Node
     value: Node
@@ -57,8 +57,9 @@ class _Match:
 
 
 def tile_count(axes: Sequence[Axis], transposed: bool) -> int:
-    """Return the number of tiles of a sample: the tiles of the largest phase times the number of
-    phases."""
+    """Return the number of tiles of a sample: tiles of the largest phase times the number of
+    phases.
+    """
     points = math.prod(max(p.points for p in axis_phases(a, transposed)) for a in axes)
     phases = math.prod(len(axis_phases(a, transposed)) for a in axes)
     if is_pair(axes, transposed):
@@ -67,16 +68,17 @@ def tile_count(axes: Sequence[Axis], transposed: bool) -> int:
 
 
 def is_pair(axes: Sequence[Axis], transposed: bool) -> bool:
-    """Return True if one program of the kernel computes both phases of the last dimension, of a
-    transposed convolution with stride 2."""
+    """Return True if one program of the kernel computes both phases of the last dimension.
+
+    It does so for transposed convolutions with stride 2.
+    """
     return transposed and axes[-1].stride == 2 < axes[-1].outputs
 
 
 def partial_sums(graph: Graph, processors: int, skip: frozenset[str]) -> Graph:
-    """Return the graph with sums over places replaced by sums over tiles, where that saves passes
-    over memory.
+    """Return the graph with sums over spatial positions replaced by sums over tiles.
 
-    Sums whose origin is in `skip` are not replaced.
+    A sum is replaced if that saves passes over memory and its origin is not in `skip`.
     """
     users = graph.users()
     convolutions = {
@@ -114,8 +116,10 @@ def partial_sums(graph: Graph, processors: int, skip: frozenset[str]) -> Graph:
 def _sum_of(
     graph: Graph, node: Node, users: dict[str, list[Node]], convolutions: dict[str, Node]
 ) -> _Match | None:
-    """Return the sum over places of a convolution's value that `node` computes; None if it computes
-    none."""
+    """Return the sum over spatial positions of a convolution's value that `node` computes.
+
+    None if it computes another operation.
+    """
     if node.kind is not Kind.REDUCE or node.op != "sum" or node.dtype != "float32":
         return None
     source, centre = graph.node(node.inputs[0]), ""
@@ -155,7 +159,7 @@ def _is_long(match: _Match, processors: int) -> bool:
 
 
 def _only_summed(graph: Graph, value: Node, users: dict[str, list[Node]]) -> bool:
-    """Return True if only sums read a value, so that the value need not be stored at all."""
+    """Return True if only sums read a value, so that the value need not be stored."""
     if value.name in graph.outputs:
         return False
     return all(
@@ -238,7 +242,7 @@ def _nodes(match: _Match, count: int, squared: bool) -> Iterator[Node]:
 def with_partials(steps: Sequence[Any], graph: Graph) -> tuple[tuple[Any, ...], frozenset[str]]:
     """Move the partial sums into the kernels of their convolutions.
 
-    Return (steps, origins of the sums that no kernel can compute).
+    Returns (steps, origins of the sums that no convolution's kernel can compute).
     """
     result = list(steps)
     for step in steps:

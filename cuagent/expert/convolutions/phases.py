@@ -54,8 +54,9 @@ def phases(axes: tuple[Axis, ...], transposed: bool) -> Iterator[tuple[Phase, ..
 
 
 def axis_phases(axis: Axis, transposed: bool) -> list[Phase]:
-    """Return the phases along one dimension: one, or as many as the stride if the convolution is
-    transposed."""
+    """Return the phases along one dimension: one, or for a transposed convolution one per
+    stride.
+    """
     return list(_transposed_phases(axis) if transposed else _only_phase(axis))
 
 

@@ -19,7 +19,7 @@ from cuagent.expert.products.epilogue import times
 
 
 def phase_constants(conv: Convolution) -> list[str]:
-    """Return the lines that define the constants of the program's phase.
+    """Return the Triton lines that define the constants of the program's phase.
 
     Triton derives which addresses are adjacent from constants, not from loaded numbers.
     """
@@ -53,37 +53,45 @@ def _chosen(index: str, values: list[int]) -> str:
 
 
 def phase_of_pair(conv: Convolution, first: int) -> Phase:
-    """Return phase `first` (0 or 1) of the last dimension, with the points of the longer phase."""
+    """Return phase `first` (0 or 1) of the last dimension, with the number of points of the longer
+    phase.
+    """
     axis = conv.axes[-1]
     return transposed_phase(axis, first, -(-axis.outputs // 2))
 
 
 def tiles_of_samples(conv: Convolution) -> list[str]:
-    """Return the line that counts the tiles of a sample in a phase, if tiles have one sample."""
+    """Return the Triton line that counts the tiles of a sample in a phase; [] if tiles mix
+    samples.
+    """
     return [f"    tiles = tl.cdiv({points_of_phase(conv)}, ROWS)"] if conv.partials else []
 
 
 def tile_index(conv: Convolution) -> str:
-    """Return the expression of a program's tile in its phase, or in the sample of its phase."""
+    """Return the Triton expression of a program's tile number within its phase (or its sample's
+    phase).
+    """
     return "(program % tiles)" if conv.partials else "program"
 
 
 def points_of_phase(conv: Convolution) -> int:
-    """Return the points of the largest phase."""
+    """Return the number of output points of the largest phase."""
     return math.prod(
         max(p.points for p in axis_phases(axis, conv.transposed)) for axis in conv.axes
     )
 
 
 def is_wide(conv: Convolution) -> bool:
-    """Return True if offsets need 64 bits."""
+    """Return True if memory offsets of the convolution need 64-bit integers."""
     places = math.prod(axis.outputs for axis in conv.axes)
     inputs = conv.channels_in * math.prod(axis.inputs for axis in conv.axes)
     return conv.samples * max(inputs, conv.channels_out * places) >= 1 << 31
 
 
 def point_coordinates(conv: Convolution) -> list[str]:
-    """Return the lines that find the sample, the point and the first input of each row."""
+    """Return the Triton lines that find the sample, the output point and the first input of each
+    row.
+    """
     rank = len(conv.axes)
     lines = _coordinates(conv)
     lines += [f"    i_{d} = input_step_{d} * t_{d} + input_start_{d}" for d in range(rank)]
@@ -93,7 +101,7 @@ def point_coordinates(conv: Convolution) -> list[str]:
 
 
 def _coordinates(conv: Convolution) -> list[str]:
-    """Return the lines that turn rows into samples and points."""
+    """Return the Triton lines that convert row numbers to samples and output points."""
     elements = conv.pool.elements if conv.pool else 1
     if conv.partials:
         wide = ".to(tl.int64)" if is_wide(conv) else ""
@@ -122,7 +130,7 @@ def _coordinates(conv: Convolution) -> list[str]:
 
 
 def first_inputs(conv: Convolution) -> list[str]:
-    """Return the lines that find the place of each row's first input in memory."""
+    """Return the Triton lines that compute the memory offset of each row's first input."""
     source = flat_index("i_{0}", tuple(axis.inputs for axis in conv.axes))
     source = f"({source}){times(conv.left.place)}" if conv.left.place != 1 else source
     lines = [f"    first = sample{times(conv.left.sample)} + {source}"]
@@ -136,7 +144,9 @@ def first_inputs(conv: Convolution) -> list[str]:
 
 
 def output_places(conv: Convolution) -> list[str]:
-    """Return the lines that find the output place of each row, and which rows exist."""
+    """Return the Triton lines that compute the output position of each row, and a mask of valid
+    rows.
+    """
     lines, count = [], "ROWS"
     if conv.pair is not None:
         count = "2 * ROWS"
@@ -166,11 +176,11 @@ def output_places(conv: Convolution) -> list[str]:
 
 
 def over_axes(pattern: str, rank: int) -> str:
-    """Return a product of `rank` factors; `pattern` names the factor of a dimension."""
+    """Return a product over the dimensions as text: over_axes("n{}", 2) == "n0 * n1"."""
     return " * ".join(pattern.format(d) for d in range(rank))
 
 
 def flat_index(pattern: str, sizes: tuple[int, ...]) -> str:
-    """Return the flat index over `sizes`; `pattern` names the index of each dimension."""
+    """Return the flat index over `sizes` as text: flat_index("i{}", (4, 5)) == "i0 * 5 + i1"."""
     strides = enumerate(contiguous_strides(sizes))
     return " + ".join(f"{pattern.format(d)}{times(s)}" for d, s in strides)

@@ -89,8 +89,10 @@ def _pooled(conv: Convolution, group: Group, graph: Graph) -> Convolution | None
 
 
 def _sizes(conv: Convolution, anchor: Node) -> tuple[int, ...]:
-    """Return the pool's window size along each spatial dimension; () if the kernel cannot compute
-    the pool."""
+    """Return the pool's window size along each spatial dimension.
+
+    () if the convolution's kernel cannot compute the pool.
+    """
     one_phase = all(len(axis_phases(axis, conv.transposed)) == 1 for axis in conv.axes)
     given = conv.node.op == TRANSPOSED
     whole = given or len(conv.axes) == len(conv.node.shape) - 2

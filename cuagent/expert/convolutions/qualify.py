@@ -20,8 +20,10 @@ LEAST_CHANNELS = 16
 """Least number of input channels of a pointwise convolution; with fewer, a tile would be mostly
 zeros."""
 FEW_CHANNELS = 32
-"""Number of input channels below which taps and channels form one index of the sum. Its tiles are
-then full, and the input is read without a copy."""
+"""Number of input channels below which a kernel sums over one index of taps and channels.
+
+Its tiles are then full, and the input is read without a copy.
+"""
 SHORT_SUM = 512
 """Largest number of terms (taps times input channels) in the sum of a 1-D or 2-D convolution that
 qualifies, unless it is pointwise or its input is copied to float16.
@@ -30,29 +32,34 @@ qualifies, unless it is pointwise or its input is copied to float16.
 took 0.4 of cuDNN's time in TF32 on 3x3 layers of 64 to 512 channels.
 """
 SHORT_EXACT_SUM = 96
-"""Like `SHORT_SUM`, for a convolution that needs float32 precision although TF32 is admitted.
+"""Replacement of `SHORT_SUM` for a convolution that needs float32 precision although TF32 is
+admitted.
 
 16 channels in 3x3 windows took 1.76 times the time of cuDNN, which computed them in TF32. 8
 channels took 0.65 of torch.compile's time, and 0.8 of cuDNN's in float32.
 """
 SHORT_FLOAT32_SUM = 256
-"""Like `SHORT_SUM`, for a float32 convolution where TF32 is not admitted."""
+"""Replacement of `SHORT_SUM` for a float32 convolution where TF32 is not admitted."""
 LONG_SUM = 0
-"""Like `SHORT_SUM`, for a convolution with `FEW_CHANNELS` or more, whose input must be copied. 0:
-none qualifies."""
+"""Replacement of `SHORT_SUM` for a convolution with at least `FEW_CHANNELS`, whose input is copied.
+
+0: none qualifies.
+"""
 GROUP_SUM = 512
-"""Largest number of terms in the sum of a convolution with groups that qualifies."""
+"""Largest number of terms in the sum of a grouped convolution that gets a generated kernel."""
 LARGE = 1 << 31
 """Number of elements of a sample from which 32-bit indices overflow."""
 LEAST_OPERATIONS = 1 << 26
-"""Least number of multiplications of a convolution that qualifies; with fewer, kernel launches take
-most of the time."""
-LEAST_OCCUPIED, SPLIT_SUM = 0.5, 512
-"""Bounds for 1-D and 2-D convolutions: one stays with the library if fewer than the share
-`LEAST_OCCUPIED` of the multiprocessors has a tile and its sum has more than `SPLIT_SUM` terms.
+"""Least number of multiplications of a convolution that gets a generated kernel.
 
-The library splits such sums over multiprocessors. The bounds are an estimate; the library's kernels
-in three dimensions are slower.
+With fewer, kernel launches take most of the time.
+"""
+LEAST_OCCUPIED, SPLIT_SUM = 0.5, 512
+"""Bounds below which a 1-D or 2-D convolution stays with the library.
+
+It stays if fewer than the share LEAST_OCCUPIED of the multiprocessors has a tile and its sum has
+more than SPLIT_SUM terms. The library splits such sums over multiprocessors. The bounds are an
+estimate; the library's kernels in three dimensions are slower.
 """
 
 
@@ -68,8 +75,10 @@ def runs_in_tf32(target: Target, channels_in: int) -> bool:
 
 
 def copy_call(graph: Graph, x: Node) -> str:
-    """Return the text of the call that copies an input to channels last: `COPY` if `volume_of`
-    knows its strides, else torch's call."""
+    """Return the text of the call that copies an input to channels-last layout.
+
+    It is `COPY` if `volume_of` knows the input's strides, else torch's call.
+    """
     try:
         volume_of(graph, x.name, x.shape)
     except NestError:
@@ -78,10 +87,10 @@ def copy_call(graph: Graph, x: Node) -> str:
 
 
 def is_pointwise(node: Node, weight: Node) -> bool:
-    """Return True if a convolution is one matrix product for each sample: window 1, stride 1, no
+    """Return True if a convolution is one matrix product per sample: window 1, stride 1, no
     padding.
 
-    Its input needs no copy, because a row of the product's left operand is one place.
+    Its input needs no copy, because a row of the product's left operand is one spatial position.
     """
     settings = settings_of(node)
     steps = set(settings["stride"]) == {1} and set(settings["padding"]) == {0}
@@ -90,8 +99,9 @@ def is_pointwise(node: Node, weight: Node) -> bool:
 
 
 def is_read_in_place(graph: Graph, x: Node) -> bool:
-    """Return True if adjacent places of the input are adjacent in memory, so that it needs no
-    copy."""
+    """Return True if adjacent spatial positions of the input are adjacent in memory: it needs no
+    copy.
+    """
     try:
         return volume_of(graph, x.name, x.shape).place == 1
     except NestError:
@@ -144,14 +154,16 @@ def qualifies(graph: Graph, node: Node, target: Target, every: bool) -> bool:
 
 
 def _few_of_group(graph: Graph, x: Node, weight: Node) -> bool:
-    """Return True if a convolution with groups qualifies: several channels per group, a short sum,
-    and an input that needs no copy."""
+    """Return True if a grouped convolution gets a generated kernel.
+
+    It must have several channels per group, a short sum, and an input that needs no copy.
+    """
     channels, taps = weight.shape[1], math.prod(weight.shape[2:])
     few = taps == 1 or (channels < FEW_CHANNELS and taps * channels <= GROUP_SUM)
     return channels > 1 and few and is_read_in_place(graph, x)
 
 
 def _is_occupied(node: Node, target: Target) -> bool:
-    """Return True if enough multiprocessors have a tile of 128 places and up to 128 channels."""
+    """Return True if enough multiprocessors have a tile of 128 positions and up to 128 channels."""
     tiles = math.ceil(node.size // node.shape[1] / 128) * math.ceil(node.shape[1] / 128)
     return tiles >= LEAST_OCCUPIED * target.processors

@@ -1,4 +1,4 @@
-"""Write the Triton lines behind the sum of a convolution: pools, sums of tiles and stores."""
+"""Write the Triton lines after the sum of a convolution: pools, sums of tiles and stores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cuagent.expert.streaming.expressions import identifier
 
 
 def address_of(conv: Convolution) -> Callable[[Volume], str]:
-    """Return the function that writes the pointers to a tile of a tensor."""
+    """Return a function that writes the pointers to a tile of a given tensor in Triton."""
 
     def address(volume: Volume) -> str:
         text = pointer(volume.tensor)
@@ -37,7 +37,9 @@ def address_of(conv: Convolution) -> Callable[[Volume], str]:
 
 
 def reduction_of(conv: Convolution) -> Callable[[str, str], str]:
-    """Return the function that writes a reduction over the channels; an extreme keeps NaN."""
+    """Return a function that writes a reduction over the channels in Triton; an extreme keeps
+    NaN.
+    """
 
     def reduction(op: str, word: str) -> str:
         empty = {"sum": "0.0", "max": 'float("-inf")', "min": 'float("inf")'}[op.removeprefix("a")]
@@ -53,7 +55,9 @@ def reduction_of(conv: Convolution) -> Callable[[str, str], str]:
 
 
 def pooled(conv: Convolution, pool: Pool) -> list[str]:
-    """Return the lines that pool the rows of each window, and compute the operations behind."""
+    """Return the Triton lines that pool the rows of each window, and compute the operations after
+    it.
+    """
     count = pool.elements
     word = variable(str(pool.anchor.args[0]))
     windows = f"tl.reshape({word}, (ROWS // {count}, {count}, COLUMNS))"
@@ -77,7 +81,7 @@ def pooled(conv: Convolution, pool: Pool) -> list[str]:
 
 
 def tile_sums(conv: Convolution, partials: Partials) -> list[str]:
-    """Return the lines that sum a value over the places of a tile, and store the sums."""
+    """Return the Triton lines that sum a value over the positions of a tile, and store the sums."""
     word, first = variable(partials.value), phase_count(conv) > 1
     inside = _exists(conv)
     tile = f"({'whole_phase * tiles + ' if first else ''}program % tiles)"
@@ -103,7 +107,9 @@ def tile_sums(conv: Convolution, partials: Partials) -> list[str]:
 
 
 def stores(conv: Convolution, dtype_of: Callable[[str], str]) -> Iterator[str]:
-    """Yield the lines that store the outputs, and the scaled copy for the next convolution."""
+    """Yield the Triton lines that store the outputs, and the scaled copy for the next
+    convolution.
+    """
     places = math.prod(axis.outputs for axis in conv.axes)
     places = math.prod(conv.pool.counts) if conv.pool else places
     full = f"inside[:, None] & ({_exists(conv).replace('n', 'n[None, :]', 1)})"
@@ -128,5 +134,5 @@ def stores(conv: Convolution, dtype_of: Callable[[str], str]) -> Iterator[str]:
 
 
 def _exists(conv: Convolution) -> str:
-    """Return the condition that a column is an output channel of the program's group."""
+    """Return the Triton condition that a column is an output channel of the program's group."""
     return f"n < {conv.channels_out}" if conv.groups == 1 else f"n < (group + 1) * {conv.columns}"

@@ -20,15 +20,17 @@ from cuagent.expert.edits import PREPARATIONS, prepared_names
 from cuagent.expert.graph.graph import Graph, Kind, Node, contiguous_strides
 
 MOST_BOXES = 8
-"""Largest number of boxes of one convolution's input for which the rewrite applies; each box needs
-a sum."""
+"""Largest number of input boxes for which a convolution is rewritten; each box needs a sum."""
 Interval = tuple[int, int]
 """(first index, end) of a range of inputs along one dimension."""
 
 
 def sum_before_convolutions(graph: Graph) -> Graph:
-    """Return the graph with each convolution that is only read by a sum over places replaced by a
-    convolution of sums of its input."""
+    """Return the graph in which convolutions whose result is only summed get sums of their input
+    instead.
+
+    The sum must be over spatial positions.
+    """
     users, prepared = graph.users(), prepared_names(graph)
     replaced: dict[str, list[Node]] = {}
     for node in graph.nodes:
@@ -76,8 +78,9 @@ def _summed(graph: Graph, total: Node, conv: Node) -> list[Node]:
 def _interval(
     outputs: int, inputs: int, tap: int, transposed: bool, settings: dict[str, Any], d: int
 ) -> Interval:
-    """Return (first index, end) of the inputs along dimension `d` that the tap multiplies for some
-    output."""
+    """Return (first index, end) of the inputs along dimension `d` that kernel element `tap`
+    multiplies.
+    """
     moved = settings["dilation"][d] * tap - settings["padding"][d]
     if not transposed:
         return max(0, moved), min(inputs, outputs + moved)
@@ -148,7 +151,7 @@ def _nodes(
 
 
 def _of_one(settings: dict[str, Any], dims: list[int]) -> dict[str, Any]:
-    """Return the settings changed to a window of one element along the dimensions `dims`."""
+    """Return a convolution's settings for a window of one element along the dimensions `dims`."""
     one = {"stride": 1, "padding": 0, "output_padding": 0, "dilation": 1}
     return settings | {
         name: [value if d in dims else old for d, old in enumerate(settings[name])]
@@ -199,8 +202,10 @@ def _weight_call(
 
 
 def _call(transposed: bool, rest: list[int], settings: dict[str, Any], bias: bool) -> str:
-    """Return the text of the convolution along the remaining dimensions `rest`; of a linear layer
-    if none remains."""
+    """Return the text of the convolution along the remaining dimensions `rest`.
+
+    Without remaining dimensions it is a linear layer.
+    """
     third = ", bias={2}" if bias else ""
     if not rest:
         return f"F.linear({{0}}, {{1}}{third})"

@@ -14,7 +14,10 @@ from cuagent.expert.products.epilogue import pointer, times
 
 
 def sum_over_taps(conv: Convolution, precision: str) -> list[str]:
-    """Return the lines that compute `total`; the rows of a pair of phases alternate."""
+    """Return the Triton lines that compute `total`, the convolution's sum.
+
+    For a pair of phases the rows of both alternate.
+    """
     if not conv.right:
         return _given(conv, precision)
     if conv.again:
@@ -35,7 +38,9 @@ def sum_over_taps(conv: Convolution, precision: str) -> list[str]:
 
 
 def _sum_of_halves(conv: Convolution, again: tuple[Volume, str], precision: str) -> list[str]:
-    """Return the lines that compute `total` from scaled operands, and again where that is NaN."""
+    """Return the Triton lines that compute `total` from scaled float16, and again from `again` if
+    NaN.
+    """
     left, right = again
     exact = replace(conv, left=left, right=right, scale="", again=None, copied=False)
     scale = f"tl.load({pointer(conv.scale)} + n % {conv.channels_out})"
@@ -51,7 +56,10 @@ def _sum_of_halves(conv: Convolution, again: tuple[Volume, str], precision: str)
 
 
 def _given(conv: Convolution, precision: str) -> list[str]:
-    """Return the lines that read a result of the library, or an input to copy."""
+    """Return the Triton lines that load `total` in a kernel without a product.
+
+    It is a result of the library, or an input to copy.
+    """
     left = f"{pointer(conv.left.tensor)}{f' + {conv.left.offset}' if conv.left.offset else ''}"
     left += f" + first[:, None] + n[None, :]{times(conv.left.channel)}"
     rows = conv.samples * (conv.pool.elements if conv.pool else 1)
@@ -67,7 +75,7 @@ def _given(conv: Convolution, precision: str) -> list[str]:
 
 
 def _loop(conv: Convolution, precision: str, total: str) -> list[str]:
-    """Return the loop over taps and input channels."""
+    """Return the Triton lines of the loop over taps and input channels."""
     float32 = conv.node.dtype == "float32" and not conv.scale
     tf32 = f', input_precision="{precision}"' if float32 else ""
     left, right = pointer(conv.left.tensor), pointer(conv.right)
@@ -87,7 +95,7 @@ def _loop(conv: Convolution, precision: str, total: str) -> list[str]:
 
 
 def _steps(conv: Convolution) -> list[str]:
-    """Return the head of the loop, and the lines that find the channels and taps of its step.
+    """Return the loop's first line and the lines that find the channels and taps of its step.
 
     A step has DEPTH channels of one tap, or DEPTH elements of the merged index.
     """
@@ -118,7 +126,9 @@ def _steps(conv: Convolution) -> list[str]:
 
 
 def _source(conv: Convolution) -> str:
-    """Return the expression of the distance in memory from a row's first input to the summand's."""
+    """Return the Triton expression of the memory distance from a row's first input to the current
+    input.
+    """
     sizes = contiguous_strides(tuple(axis.inputs for axis in conv.axes))
     moves = [
         f"{f'({word})' if ' ' in word else word}{times(size)}"
@@ -133,7 +143,7 @@ def _source(conv: Convolution) -> str:
 
 
 def _weight(conv: Convolution) -> str:
-    """Return the expression of the summand's index in the weight of an output channel."""
+    """Return the Triton expression of the current weight's index within an output channel."""
     if conv.taps == 1:
         return "c"
     kernel = tuple(axis.kernel for axis in conv.axes)
@@ -142,7 +152,7 @@ def _weight(conv: Convolution) -> str:
 
 
 def _bounds(conv: Convolution) -> tuple[str, str]:
-    """Return the arguments of the loads of input and weight that mask what does not exist."""
+    """Return the mask arguments of the loads of input and weight; "" where all elements exist."""
     masks, end = _masks(conv), ""
     if conv.merged:
         masks, end = [*masks, "(k[None, :] < depth)"], "k[:, None] < depth"
@@ -154,7 +164,8 @@ def _bounds(conv: Convolution) -> tuple[str, str]:
 
 
 def _moved(conv: Convolution, d: int) -> str:
-    """Return the expression of the distance along a dimension from a row's first input to a tap's.
+    """Return the Triton expression of the distance along dimension `d` from a row's first input to
+    a tap's.
 
     It is "" if the distance is 0.
     """
@@ -164,7 +175,7 @@ def _moved(conv: Convolution, d: int) -> str:
 
 
 def _masks(conv: Convolution) -> list[str]:
-    """Return the conditions under which a tap reads inside of the input."""
+    """Return the Triton conditions under which a tap reads inside of the input."""
     tests = []
     for d, axis in enumerate(conv.axes):
         moved = _moved(conv, d)
@@ -178,7 +189,7 @@ def _masks(conv: Convolution) -> list[str]:
 
 
 def _reach(conv: Convolution, d: int) -> tuple[int, int]:
-    """Return the first and the last index that taps read along a dimension."""
+    """Return the first and the last index along dimension `d` that taps read."""
     found = axis_phases(conv.axes[d], conv.transposed)
     if d == conv.pair:
         found = [phase_of_pair(conv, first) for first in (0, 1)]
@@ -192,7 +203,7 @@ def _reach(conv: Convolution, d: int) -> tuple[int, int]:
 
 
 def _rounded(word: str) -> list[str]:
-    """Return the lines that round a tile to the nearest numbers of TF32, as cuDNN does."""
+    """Return the Triton lines that round tile `word` to the nearest TF32 numbers, as cuDNN does."""
     bits = f"({word}.to(tl.int32, bitcast=True) + 4096) & -8192"
     return [
         f"        nearest = ({bits}).to(tl.float32, bitcast=True)",

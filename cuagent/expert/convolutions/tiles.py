@@ -20,11 +20,11 @@ SHAPES = {
     128: ((128, 4), (128, 8), (64, 4)),
     256: ((64, 8), (128, 8), (64, 4)),
 }
-"""(rows, warps) of tiles, best first, by the number of columns of the tile."""
+"""(rows, warps) of the tiles to try, by the number of columns of the tile; the best first."""
 
 
 PARTIAL_ROWS = 128
-"""Number of places of a tile in a kernel that also stores partial sums over places."""
+"""Number of spatial positions of a tile in a kernel that also stores partial sums over them."""
 
 
 def tiles(conv: Convolution, processors: int) -> tuple[Tile, ...]:
@@ -75,8 +75,9 @@ def _tiles(conv: Convolution, processors: int) -> tuple[Tile, ...]:
 
 
 def phase_count(conv: Convolution) -> int:
-    """Return the number of phases of a convolution; two phases that are computed together are
-    counted as one."""
+    """Return the number of phases of a convolution; two phases that are computed together count as
+    one.
+    """
     counts = [len(axis_phases(axis, conv.transposed)) for axis in conv.axes]
     return math.prod(1 if d == conv.pair else count for d, count in enumerate(counts))
 

@@ -1,7 +1,7 @@
 """Write a convolution with its epilogue as a Triton kernel: an implicit matrix product.
 
 A row is one output point of one sample (`points`), a column one output channel, and the sum runs
-over taps and input channels (`taps`). `stores` writes the lines behind the sum.
+over taps and input channels (`taps`). `stores` writes the lines after the sum.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ from cuagent.expert.streaming.expressions import identifier
 
 
 def render(name: str, conv: Convolution, dtype_of: Callable[[str], str], precision: str) -> str:
-    """Return the text of the kernel. `precision` is that of `tl.dot` for float32 operands."""
+    """Return the text of the Triton kernel; `precision` is that of `tl.dot` for float32
+    operands.
+    """
     outputs = [f"{identifier(n)}_out" for n in conv.outputs]
     arguments = ", ".join([*outputs, *(pointer(n) for n in conv.tensors)])
     lines = [
@@ -72,7 +74,7 @@ def render(name: str, conv: Convolution, dtype_of: Callable[[str], str], precisi
 
 
 def _group(conv: Convolution) -> list[str]:
-    """Return the lines that choose the group of a program, and its output channels.
+    """Return the Triton lines that find the channel group of a program, and its output channels.
 
     Columns past the end of a group multiply weights of the next one, and are not stored.
     """
@@ -84,7 +86,7 @@ def _group(conv: Convolution) -> list[str]:
 
 
 def launches(name: str, conv: Convolution, tile: Tile, arguments: list[str]) -> list[str]:
-    """Return the lines of Python that launch the kernel."""
+    """Return the Python lines that launch the kernel."""
     across = math.ceil(conv.columns / tile.columns) * conv.groups
     points = points_of_phase(conv)
     if conv.pool:

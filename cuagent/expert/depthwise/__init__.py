@@ -1,1 +1,1 @@
-"""Depthwise convolutions, with the elementwise operations around them."""
+"""Kernels of depthwise convolutions with the elementwise operations around them."""

@@ -8,13 +8,16 @@ from cuagent.expert.kernel import KernelCall, Request
 from cuagent.expert.streaming.nest import NestError
 
 FEW_TAPS = 3
-"""Most weights of a one-row window for which a kernel reads the input without a copy."""
+"""Largest number of weights of a one-row window for which a kernel reads the input without a
+copy.
+"""
 
 
 def generate(request: Request) -> KernelCall:
-    """Return the kernel of a group with a depthwise convolution. Raises NestError for long rows.
+    """Return the CPU kernel of a group with a depthwise convolution. Raises NestError for long
+    rows.
 
-    Copying a plane pays if each of its elements is read often (`cpp_planes`).
+    A plane is copied first (`cpp_planes`) if each of its elements is read often.
     """
     anchor = next(n for n in request.group.nodes if n.kind is Kind.DEPTHWISE)
     *outer, last = anchor.spec.sides

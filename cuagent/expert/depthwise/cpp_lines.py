@@ -1,8 +1,8 @@
 """Generate C++ kernels of depthwise convolutions that read the input without a copy.
 
-A row of sums is held in the cache. One loop applies all weights of a row of the window, over the
-results that need all of them. The results at the borders have one loop for each weight. So the
-vector loops have no conditions.
+The sums of one row of results are in the cache. One loop applies all weights of a window row to the
+results that need all of them. For results at the borders each weight has a loop. So the vector
+loops have no conditions.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from cuagent.expert.pooling.cpp import results_of
 from cuagent.expert.streaming.nest import NestError
 
 MAX_ROW = 1 << 14
-"""Elements of the longest row that is held in the cache."""
+"""Number of elements of the longest row whose sums are held in the cache."""
 PARALLEL_OPERATIONS = 1 << 14
-"""Products below which a parallel region costs more than it saves."""
+"""Number of products below which a parallel region costs more than it saves."""
 
 
 def generate(request: Request) -> KernelCall:
@@ -35,7 +35,7 @@ class _Depthwise(DepthwiseText):
             raise NestError(f"{request.name}: rows do not fit the cache")
         name = str(self.anchor.args[0])
         self.computed = name in self.values.nodes or self.anchor.dtype != "float32"
-        """True if an element of the input takes more than a load."""
+        """True if an input element needs arithmetic or a conversion, not only a load."""
 
     def text(self) -> str:
         w, k = self.w, self.inner
@@ -74,7 +74,7 @@ class _Depthwise(DepthwiseText):
         self.values.fresh()
 
     def _row(self, places: dict[int, str], taps: dict[int, str]) -> None:
-        """Write the products of one row of the input with one row of the window."""
+        """Write the products of one input row with one window row, added to the sums."""
         w, k, side = self.w, self.inner, self.side
         self.values.fresh()
         for tap in range(side.kernel):
@@ -96,7 +96,9 @@ class _Depthwise(DepthwiseText):
             self._add(places, [tap], max(high, start), end)
 
     def _add(self, places: dict[int, str], taps: list[int], start: int, end: int) -> None:
-        """Write the loop that adds weights `taps` to the sums from `start` to `end`."""
+        """Write the loop that adds the products of the weights `taps` to the results `start` to
+        `end`.
+        """
         if start >= end:
             return
         w, k, side = self.w, self.inner, self.side

@@ -15,21 +15,24 @@ from cuagent.expert.kernel import KernelCall, Request, cpp_call
 from cuagent.expert.streaming.nest import NestError
 
 VECTOR = 8
-"""Elements of a vector; rows of results are rounded up to whole vectors."""
+"""Number of elements of a vector; rows of results are rounded up to whole vectors."""
 ROWS = 4
-"""Rows of results whose sums are in registers."""
+"""Number of rows of results whose sums are in registers at the same time."""
 BAND_BYTES = 48 << 10
-"""Bytes of the copy of a band, which stays in the cache with its results."""
+"""Largest size in bytes of the copy of a band, which stays in the cache with its results."""
 MAX_BYTES = 256 << 10
-"""Bytes of the largest copy of the rows that `ROWS` rows of results need."""
+"""Largest size in bytes of the copied input rows for `ROWS` rows of results."""
 MAX_PRODUCTS = 256
-"""Most products in the text of the innermost loop."""
+"""Largest number of products in the unrolled body of the innermost loop."""
 PARALLEL_OPERATIONS = 1 << 14
-"""Products below which a parallel region costs more than it saves."""
+"""Number of products below which a parallel region costs more than it saves."""
 
 
 def generate(request: Request) -> KernelCall:
-    """Return the kernel. Raises NestError if a plane has three dimensions or does not fit."""
+    """Return the kernel of a group.
+
+    Raises NestError for 3-D planes and for rows that do not fit the cache.
+    """
     kernel = _Planes(request)
     return cpp_call(request, kernel.text(), kernel.values.tensors_read)
 
@@ -46,12 +49,12 @@ class _Planes(DepthwiseText):
             self.rows //= 2
         side = self.across
         self.width = -(-side.count // VECTOR) * VECTOR
-        """Results of a row, rounded up to whole vectors."""
+        """Number of results of a row, rounded up to whole vectors."""
         self.shifts = [divmod(t * side.dilation, side.stride) for t in range(side.kernel)]
-        """Offset of each weight's element divided by the stride: quotient and remainder."""
+        """(quotient, remainder) of each weight's input offset divided by the stride."""
         reach = self.width + max(shift for shift, _ in self.shifts)
         self.pitch = -(-reach // VECTOR) * VECTOR
-        """Elements of one row and one remainder in the copy."""
+        """Number of elements in the copy for one input row and one remainder."""
         self.remainders = sorted({remainder for _, remainder in self.shifts})
         self.row_size = self.pitch * len(self.remainders)
         if self._rows_read(self.rows) * self.row_size * 4 > MAX_BYTES:
@@ -63,12 +66,12 @@ class _Planes(DepthwiseText):
         return self.down.kernel * self.across.kernel
 
     def _rows_read(self, count: int) -> int:
-        """Return the rows of the input that adjacent rows of results read."""
+        """Return the number of input rows that `count` adjacent rows of results read."""
         side = self.down
         return (count - 1) * side.stride + (side.kernel - 1) * side.dilation + 1
 
     def _band(self) -> int:
-        """Return the rows of results of a band, a multiple of `rows`."""
+        """Return the number of rows of results of a band, a multiple of `rows`."""
         whole = -(-self.down.count // self.rows) * self.rows
         band = self.rows
         while band < whole and self._rows_read(band * 2) * self.row_size * 4 <= BAND_BYTES:
@@ -101,7 +104,7 @@ class _Planes(DepthwiseText):
         return "\n".join(w.lines) + "\n"
 
     def _copy(self) -> None:
-        """Write the copy of the rows of a band, with zeros around them."""
+        """Write the copy of a band's input rows, with zeros around them."""
         w, k, side, down = self.w, self.inner, self.across, self.down
         count = self._rows_read(self.band)
         w(f"alignas(64) float plane[{count * self.row_size}] = {{}};")
@@ -135,7 +138,7 @@ class _Planes(DepthwiseText):
         w(f"const float channel_bias = {self.bias()};")
 
     def _sums(self) -> None:
-        """Write the loop over columns, which computes the sums of `rows` results in each one."""
+        """Write the loop over columns; each step computes one column of `rows` rows of results."""
         w, down = self.w, self.down
         w(f"const float* const start = plane + row * {down.stride * self.row_size};")
         w.pragma("omp simd")

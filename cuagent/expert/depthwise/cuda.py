@@ -2,11 +2,11 @@
 
 A thread computes VECTOR adjacent results of ROWS adjacent rows of one plane. It reads each row of
 the input once, and adds it to all results whose windows contain it; weights and sums stay in
-registers. Adjacent threads have adjacent columns, so that every access of a warp is one run of
-memory. On one-dimensional inputs a thread has ITEMS places instead of rows, far from each other.
+registers. Adjacent threads have adjacent columns, so that every access of a warp is contiguous. On
+one-dimensional inputs a thread computes ITEMS positions instead of rows, far from each other.
 
-In the text `j0` is a row of results, `j1` and `j2` row and column of the window, `j3` an element of
-a vector, `j4` a row of the input, `j5` a vector of that row, and `j6` an item.
+In the generated text `j0` is a row of results, `j1` and `j2` row and column of the window, `j3` an
+element of a vector, `j4` a row of the input, `j5` a vector of that row, and `j6` an item.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ from cuagent.expert.streaming.nest import NestError, storage
 
 THREADS = 256
 ROWS, RESULTS = 8, 32
-"""Most rows and most results of a thread. On an H200 8 rows were best in float32, and with vectors
-of 8 half-precision elements 4 were 1.3 times as fast."""
+"""Largest number of rows and of results that one thread computes.
+
+On an H200 8 rows were best in float32, and with vectors of 8 half-precision elements 4 were 1.3
+times as fast.
+"""
 ITEMS = 4
 MOST_VECTOR_BYTES = 16
 LEAST_THREADS = 1 << 17
-"""Threads that fill a large GPU; below them a thread gets fewer rows."""
+"""Number of threads that fill a large GPU; if there are fewer, a thread gets fewer rows."""
 
 
 def generate(request: Request) -> KernelCall:
@@ -52,7 +55,9 @@ class _Depthwise(DepthwiseText):
         self.threads = request.threads or THREADS
 
     def _vector(self) -> int:
-        """Return the widest vector in which rows of input and results can be read and written."""
+        """Return the number of elements of the widest vector that fits the rows of input and
+        results.
+        """
         if self.source.name in self.values.nodes or self.source.kind in (Kind.WINDOW, Kind.GATHER):
             return 1
         try:
@@ -67,7 +72,7 @@ class _Depthwise(DepthwiseText):
         return width
 
     def _rows(self) -> tuple[int, int]:
-        """Return the rows of results of a thread, and the number of such strips in a plane."""
+        """Return (rows of results per thread, number of such strips of rows in a plane)."""
         if len(self.sides) == 1:
             return 1, 1
         count = self.sides[self.inner - 1].count
@@ -153,7 +158,7 @@ class _Depthwise(DepthwiseText):
         self.w("float thread_sums[ROWS][VECTOR] = {};")
 
     def _weights(self, taps: dict[int, str]) -> None:
-        """Write the loads of the weights of one plane of the window."""
+        """Write the loads of the weights of one plane of the window into registers."""
         w, k = self.w, self.inner
         height = self.sides[k - 1].kernel if len(self.sides) > 1 else 1
         w(f"float tap_weights[{height}][COLUMNS];")
@@ -166,7 +171,7 @@ class _Depthwise(DepthwiseText):
         self.values.fresh()
 
     def _strip(self) -> None:
-        """Write the loop over the rows of the input that the thread's results need."""
+        """Write the loop over the input rows that the thread's results need."""
         w, k = self.w, self.inner - 1
         side = self.sides[k]
         span = _span(side)
@@ -182,9 +187,9 @@ class _Depthwise(DepthwiseText):
     def _row(
         self, places: dict[int, str], row: str, tests: list[str], side: Window | None = None
     ) -> None:
-        """Write the loads of one row of the input, and their products with the weights.
+        """Write the loads of one input row, and their products with the weights.
 
-        `tests` are the conditions that the row is inside of the plane. Loads under a condition
+        `tests` are the C++ conditions that the row is inside of the plane. Loads under a condition
         instead of a branch around them let the compiler issue the loads of all rows at once.
         """
         w, window_row = self.w, "0"
@@ -203,7 +208,9 @@ class _Depthwise(DepthwiseText):
         w.close(3 if side else 2)
 
     def _scalars(self, places: dict[int, str], tests: list[str]) -> str:
-        """Write the loads of single elements; return the column of tap j2 in the window."""
+        """Write the loads of single elements; return the C++ expression of the window column of tap
+        j2.
+        """
         w, k = self.w, self.inner
         side = self.sides[k]
         w("float input_row[COLUMNS][1] = {};")
@@ -218,7 +225,10 @@ class _Depthwise(DepthwiseText):
         return "j2"
 
     def _vectors(self, places: dict[int, str], tests: list[str]) -> str:
-        """Write the loads of aligned vectors; return the column of tap j2 of result j3."""
+        """Write the loads of aligned vectors; return the C++ expression of a tap's window column.
+
+        `j2` is the tap, `j3` the result within the thread's vector.
+        """
         w, k = self.w, self.inner
         side = self.sides[k]
         lead = -side.padding % self.vector
@@ -242,7 +252,7 @@ class _Depthwise(DepthwiseText):
         )
 
     def _inside(self, word: str, vector: int) -> list[str]:
-        """Return the conditions that a place is inside of a row; none if it always is."""
+        """Return the C++ conditions that position `word` is inside of a row; [] if it always is."""
         side = self.sides[self.inner]
         last = (side.count - 1) * side.stride + _span(side) - 1 - side.padding
         tests = [f"{word} >= 0"] if side.padding else []
@@ -250,7 +260,7 @@ class _Depthwise(DepthwiseText):
         return tests
 
     def _store(self, row: str) -> None:
-        """Write the operations behind the convolution and the stores of VECTOR results."""
+        """Write the operations after the convolution and the stores of VECTOR results."""
         w, k = self.w, self.inner
         self.values.fresh()
         if self.vector == 1:
@@ -274,7 +284,7 @@ class _Depthwise(DepthwiseText):
 
 
 def _span(side: Window) -> int:
-    """Return the elements from the first to the last of a window."""
+    """Return the number of elements from the first to the last element of a window."""
     return (side.kernel - 1) * side.dilation + 1
 
 

@@ -1,7 +1,7 @@
-"""Find depthwise convolutions, in which a result reads one channel, and describe their windows.
+"""Find depthwise convolutions, whose results each read one channel, and describe their windows.
 
-Memory traffic bounds their time: each result reads a few elements of one channel, so a direct
-kernel at the memory's speed is the best there is.
+Memory traffic bounds their time: each result reads few elements, so a direct kernel can run at the
+memory's speed.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from cuagent.expert.kernel import Request
 from cuagent.expert.streaming.text import Writer
 
 MAX_TAPS = {"cuda": 128, "cpu": 128}
-"""Largest number of weights of one channel; a window of more is cheaper as a product."""
+"""Largest number of weights per channel, by device; larger windows are faster as a product."""
 MAX_TAPS_OF_SOLID = 25
-"""`MAX_TAPS` in three dimensions on the CPU, where the kernel holds no sums in registers."""
+"""`MAX_TAPS` for three dimensions on the CPU, where the kernel has no sums in registers."""
 CALLS = ("F.conv1d(", "F.conv2d(", "F.conv3d(")
 
 
 def with_depthwise(graph: Graph, device: str, keep: frozenset[str]) -> Graph:
-    """Turn the library's depthwise convolutions into nodes of the kind `DEPTHWISE`."""
+    """Return the graph with torch's depthwise convolutions replaced by nodes of the kind
+    `DEPTHWISE`.
+    """
     nodes = tuple(
         _depthwise(n, graph) if n.origin not in keep and _qualifies(n, graph, device) else n
         for n in graph.nodes
@@ -32,7 +34,11 @@ def with_depthwise(graph: Graph, device: str, keep: frozenset[str]) -> Graph:
 
 
 def _without_slices(graph: Graph) -> Graph:
-    """Compute only the results that a slice keeps: causal convolutions cut off the last ones."""
+    """Return the graph in which a convolution computes only the results that a slice after it
+    keeps.
+
+    Causal convolutions cut off the last results.
+    """
     users, cut = graph.users(), {}
     for node in graph.nodes:
         given = graph.node(node.inputs[0]) if node.kind is Kind.STRIDED else node
@@ -86,10 +92,10 @@ def _depthwise(node: Node, graph: Graph) -> Node:
 
 
 class DepthwiseText:
-    """Names and expressions of a depthwise kernel, for the C++ and the CUDA generator.
+    """Writer of a depthwise kernel, common to the C++ and the CUDA generator.
 
-    Dimension 0 is the sample, 1 the channel, `inner` the last; `i` is an index of the result, `p`
-    of the input, `t` of the window.
+    Dimension 0 is the sample, 1 the channel, `inner` the last. The variables `i` are indices of the
+    result, `p` of the input, `t` of the window.
     """
 
     def __init__(self, request: Request) -> None:
@@ -114,21 +120,25 @@ class DepthwiseText:
         w()
 
     def index(self) -> Index:
-        """Return the index variables of the result."""
+        """Return the C++ index variables of the result, one per dimension."""
         return tuple(f"i{k}" for k in range(len(self.shape)))
 
     def element(self, places: dict[int, str]) -> str:
-        """Declare the input's element at `places` of the windowed dimensions; return its name."""
+        """Declare a variable with the input element at the indices `places` (by dimension); return
+        its name.
+        """
         channel = "i1" if self.multiplier == 1 else f"i1 / {self.multiplier}"
         index = ("i0", channel, *(places[k] for k in self.sides))
         return self.values.at(self.anchor.args[0], index)
 
     def weight(self, taps: dict[int, str]) -> str:
-        """Declare the weight at the indices `taps` of the window; return its name."""
+        """Declare a variable with the weight at the window indices `taps` (by dimension); return
+        its name.
+        """
         return self.values.at(self.anchor.args[1], ("i1", "0", *(taps[k] for k in self.sides)))
 
     def bias(self) -> str:
-        """Declare the bias of the channel; return its name, or 0."""
+        """Declare a variable with the channel's bias; return its name, or "0" without a bias."""
         return self.values.at(self.anchor.args[2], ("i1",)) if len(self.anchor.args) > 2 else "0.f"
 
 
@@ -137,7 +147,9 @@ def _by(extents: object) -> str:
 
 
 def place(k: int, side: Window, tap: str) -> str:
-    """Return the expression of the input's index along dimension k that element `tap` reads."""
+    """Return the C++ expression of the input index along dimension `k` that window element `tap`
+    reads.
+    """
     scaled = f"i{k} * {side.stride}" if side.stride > 1 else f"i{k}"
     moved = f"{tap} * {side.dilation}" if side.dilation > 1 else tap
     return f"{scaled} + {moved}" + (f" - {side.padding}" if side.padding else "")

@@ -1,1 +1,3 @@
-"""Loops over time, written in Python: elementwise updates of a state, all steps in one kernel."""
+"""Loops over time that are written in Python: one kernel computes all steps of elementwise
+updates.
+"""

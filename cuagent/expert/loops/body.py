@@ -1,4 +1,4 @@
-"""Write the body of a loop as a torch.fx graph over slices of the tensors that all steps read.
+"""Write one step of a loop as a torch.fx graph over slices of the tensors that all steps read.
 
 The slice of an elementwise result is computed in the body from slices of its operands, so that the
 whole result (exp(delta * A) of a selective scan, with all states of all steps) is never stored.
@@ -27,32 +27,39 @@ from cuagent.expert.loops.slices import (
 from cuagent.expert.loops.spec import Slot, state_product
 
 MOST_REPEATED = 32
-"""The body computes an elementwise value from outside of the loop again if it computes each element
-at most this often."""
+"""Largest number of times that the body may compute an element of a value from outside of the
+loop.
+"""
 CASTS = {"_to_copy", "to"}
 COPIES = {"clone", "contiguous", "alias", "detach", "lift_fresh_copy"}
 MOST_DEPTH, MOST_COLUMNS = 256, 1024
-"""Largest matrix that is multiplied with a state: a thread reads it from the cache in each step."""
+"""Largest size of a matrix that is multiplied with a state.
+
+A thread reads the matrix from the cache in each step.
+"""
 PRODUCTS = {"linear", "matmul", "mm", "bmm", "mv", "addmm", "baddbmm", "dot"}
 
 
 class Body(Program):
-    """A torch.fx graph of one step; `leaves` are the nodes outside that it reads."""
+    """The torch.fx graph of one step. `leaves` are the nodes outside the loop that it reads.
+
+    A position is the index of an operator within a step.
+    """
 
     def __init__(self, loop: Rolled, edit: Edit) -> None:
         super().__init__()
         self.loop, self.count = loop, len(loop.steps)
         self.steps = AllSteps(loop, edit)
         self.products = 0
-        """Number of products of values of the loop with matrices."""
+        """Number of products of a value of the loop with a matrix from outside."""
         self.states: dict[int, Any] = {}
-        """Placeholder of each state, by the position of the operator that computes it."""
+        """Placeholder of each state, by the position of the operator that computes the state."""
         self.known: dict[Any, Any] = {}
         state_sizes = [math.prod(shape_of(loop.steps[0][q])) for q in loop.initial]
         self.work = self.count * max(state_sizes, default=1)
 
     def state(self, position: int) -> Any:
-        """Return the placeholder with the value of operator `position` in the step before."""
+        """Return the placeholder for the previous step's value of the operator at `position`."""
         if position not in self.states:
             example = self.loop.steps[1][position]
             initial = self.loop.initial[position]
@@ -68,7 +75,7 @@ class Body(Program):
         return self.states[position]
 
     def value(self, position: int) -> Any:
-        """Return the node of the body with the value of an operator of the loop."""
+        """Return the body's node for the value of the operator at `position`."""
         if position not in self.known:
             self.known[position] = self._value(position)
         return self.known[position]
@@ -106,13 +113,13 @@ class Body(Program):
         return self.whole(leaf) if hasattr(leaf, "meta") else leaf
 
     def _family(self, nodes: Sequence[Any]) -> Any:
-        """Return the value of a step, read from `nodes`: one node outside of the loop per step."""
+        """Return the body's node for a value that is read from `nodes`, one outer node per step."""
         base, dim, first, step, keeps = slices(nodes)
         value = self.at(base, dim, first, step)
         return self.unsqueezed(value, dim) if keeps else value
 
     def whole(self, node: Any) -> Any:
-        """Return the placeholder of a tensor that all steps read."""
+        """Return the placeholder of an outer tensor that each step reads completely."""
         key = (node, None)
         if key not in self.known:
             slot = Slot(self.leaf(node))
@@ -120,7 +127,9 @@ class Body(Program):
         return self.known[key]
 
     def at(self, node: Any, dim: int, first: int, step: int) -> Any:
-        """Return the slice of a tensor along `dim` at the index `first + k * step` of step k."""
+        """Return the body's node for the slice of outer tensor `node` at index `first + k * step`
+        in step k.
+        """
         key = (node, dim, first, step)
         if key not in self.known:
             self.known[key] = self._at(node, dim, first, step)
@@ -192,11 +201,15 @@ class Body(Program):
         )
 
     def _is_cheap(self, node: Any) -> bool:
-        """Return True if the body computes an element at most `MOST_REPEATED` times."""
+        """Return True if the body would compute an element of `node` at most `MOST_REPEATED`
+        times.
+        """
         return MOST_REPEATED * math.prod(shape_of(node)) >= self.work
 
     def _part(self, arg: Any, node: Any, dim: int, first: int, step: int) -> Any:
-        """Return the slice of `arg` that a slice of the elementwise operator `node` reads."""
+        """Return the slice of `arg` that is needed for a slice of the elementwise operator
+        `node`.
+        """
         import torch
 
         place = dim - len(shape_of(node)) + len(shape_of(arg))
@@ -216,7 +229,10 @@ class Body(Program):
         return self.call(torch.ops.aten.permute.default, (inner, rest))
 
     def apply(self, node: Any, args: Any, options: Any) -> Any:
-        """Add an operator to the body; products and compound operators become simple operators."""
+        """Add an operator of the loop to the body and return its node.
+
+        Products and compound operators become simple operators.
+        """
         import torch
 
         aten, name = torch.ops.aten, called(node)
@@ -250,7 +266,9 @@ class Body(Program):
         return self.call(node.target, args, options)
 
     def _copied(self, node: Any, source: Any) -> Any:
-        """Return `source` with the shape and dtype of `node`, which is a copy of it."""
+        """Return `source` expanded and converted to the shape and dtype of `node`, which copies
+        it.
+        """
         import torch
 
         aten, like = torch.ops.aten, node.meta["val"]
@@ -267,7 +285,7 @@ class Body(Program):
         )
 
     def _state_product(self, x: Any, weight: Any, transposed: bool) -> Any:
-        """Add the product of a matrix that depends on the state with one that all steps read."""
+        """Add the product of `x`, which depends on a state, with a matrix that all steps read."""
         if not self._is_weight(weight) or len(shape_of(x)) != 2:
             raise NoLoop("a product with the state")
         (slot,) = (slot for n, slot in self.slots if n is weight)

@@ -1,4 +1,4 @@
-"""Generate C++ kernels of loops over time for the CPU: rows of channels, or products of states."""
+"""Generate C++ kernels of loops over time: `rows_cpp`, or `products_cpp` for products of states."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
 """Generate CUDA kernels of loops over time.
 
-A thread, or a group of adjacent threads that share a channel's lanes, takes one channel through all
-steps with its states in registers. Adjacent groups have adjacent channels. The tensors of the next
-steps are loaded before the current steps are computed. Sums over lanes are warp shuffles.
-Values without lanes, before and after the states (softplus of delta, a gate), are divided among the
-threads of a group: each computes them for one of the next steps.
-Not covered: few channels and many steps, for which a scan in chunks has more parallel work.
+Lanes are the elements of a channel over which the body sums (`elements`). A thread, or a group of
+adjacent threads that divide a channel's lanes, computes all steps of one channel, with the states
+in registers. Adjacent groups have adjacent channels. The tensors of the next steps are loaded
+before the current steps are computed. Sums over lanes are warp shuffles. Values without lanes,
+before and after the states (softplus of delta, a gate), are divided among the threads of a group:
+each computes them for one of the next steps. Not covered: few channels and many steps, for which a
+scan in chunks has more parallel work.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def generate(request: Request) -> KernelCall:
 
 
 class _Kernel(ThreadLayout):
-    """The text of one kernel."""
+    """Writer of one CUDA kernel."""
 
     def text(self) -> str:
         w, name = self.w, self.request.name
@@ -50,9 +51,10 @@ class _Kernel(ThreadLayout):
         return "\n".join(w.lines) + "\n"
 
     def _places(self) -> None:
-        """Write the indices of the thread's channel, and its states.
+        """Declare the thread's channel indices, and its states with their first values.
 
-        Threads without a channel repeat the last one: a shuffle needs all threads of a warp.
+        Threads without a channel repeat the last channel, because a shuffle needs all threads of a
+        warp.
         """
         w, count = self.w, self.channel_count
         w(f"constexpr int WIDTH = {self.width}, ITEMS = {self.items}, AHEAD = {self.ahead};")
@@ -79,7 +81,7 @@ class _Kernel(ThreadLayout):
             w.close()
 
     def _open_items(self, lanes: bool) -> None:
-        """Open a block, over the lanes of the thread if `lanes` is True."""
+        """Open a C++ block; with `lanes`, a loop over the lanes of the thread."""
         w = self.w
         if not lanes:
             w.open("")
@@ -89,7 +91,9 @@ class _Kernel(ThreadLayout):
         self._lane()
 
     def _lane(self) -> None:
-        """Write the indices of a lane; a lane past the last one reads the last one's values."""
+        """Declare the indices of the current lane; a lane past the last one uses the last one's
+        indices.
+        """
         place = "lane + item * WIDTH" if self.width > 1 else "item"
         if self._is_uneven():
             place = f"{place} < {self.lane_count} ? {place} : {self.lane_count - 1}"
@@ -106,13 +110,15 @@ class _Kernel(ThreadLayout):
         return self.width * self.items != self.lane_count
 
     def _exists(self) -> str:
-        """Return the condition that a lane of a thread exists; "" if all lanes do."""
+        """Return the C++ condition that the current lane exists; "" if all threads have equally
+        many lanes.
+        """
         if not self._is_uneven():
             return ""
         return f"lane + item * WIDTH < {self.lane_count}"
 
     def _name(self, position: int) -> str:
-        """Return the expression of an element's value inside of a loop over items."""
+        """Return the C++ expression of the element at `position`, for the current lane."""
         element = self.elements.elements[position]
         if element.kind == "state":
             k = self.loop.states.index(element.node.name)
@@ -132,14 +138,14 @@ class _Kernel(ThreadLayout):
         self.w(f"{self.declared(position)} {prefix}{position}{counts}{lanes};")
 
     def _invariants(self) -> None:
-        """Write the values that all steps share."""
+        """Write the computation of the values that are the same in all steps."""
         for k in self.needed:
             element = self.elements.elements[k]
             if not element.timed:
                 self._compute(k)
 
     def _compute(self, position: int) -> None:
-        """Write the declaration and the value of an element."""
+        """Declare a variable with the value of the element at `position`."""
         w, element = self.w, self.elements.elements[position]
         if element.kind == "sum":
             return self._total(position)
@@ -156,7 +162,7 @@ class _Kernel(ThreadLayout):
         return None
 
     def _total(self, position: int) -> None:
-        """Write a sum over the lanes of a channel."""
+        """Write the sum of an element over all lanes of a channel."""
         w, element = self.w, self.elements.elements[position]
         value, exists = self._name(int(element.args[0])), self._exists()
         w(f"float v{position} = 0.f;")
@@ -204,11 +210,15 @@ class _Kernel(ThreadLayout):
         w.close()
 
     def _own_names(self) -> dict[int, str]:
-        """Return the expressions of values of the one step that the thread computes alone."""
+        """Return the C++ variable of each element for the one step of a batch that a thread
+        computes alone.
+        """
         return {k: f"kept_{k}" if k in self.kept else f"v{k}" for k in self.needed}
 
     def _load_own(self, loads: list[int], first: str) -> None:
-        """Write the loads for the one of the next steps that the thread computes alone."""
+        """Write the loads of elements `loads` for the step that the thread computes alone in the
+        next batch.
+        """
         w, steps = self.w, self.loop.steps
         if loads:
             w.open("")
@@ -218,7 +228,9 @@ class _Kernel(ThreadLayout):
             w.close()
 
     def _after_steps(self) -> None:
-        """Write the values and stores of the one step that the thread computes alone."""
+        """Write the operations and stores after a batch, for the step that the thread computes
+        alone.
+        """
         w, names = self.w, self._own_names()
         if not self.own:
             return
@@ -232,7 +244,9 @@ class _Kernel(ThreadLayout):
             w(f"if ({' && '.join(c for c in conditions if c)}) {line}")
 
     def _load_steps(self, first: str) -> None:
-        """Write the loads of the next steps; past the end they load the last step again."""
+        """Write the loads for the next batch of steps, from step `first`; past the end the last
+        step repeats.
+        """
         w, steps = self.w, self.loop.steps
         if not self.loads:
             return
@@ -273,7 +287,7 @@ class _Kernel(ThreadLayout):
         w.close()
 
     def _step(self) -> None:
-        """Write one step: its values, its results, then the new states."""
+        """Write one step: its values, the stores of its results, then the update of the states."""
         w = self.w
         for k in self._shuffled():
             w(f"const float s{k} = __shfl_sync(0xffffffffu, v{k}, first + ahead);")
@@ -305,7 +319,7 @@ class _Kernel(ThreadLayout):
                 w(f"state_{k} = new_{k};")
 
     def _shuffled(self) -> list[int]:
-        """Return the elements in `before` that the steps read from the thread that has them."""
+        """Return the elements in `before` that a step reads from the thread that computed them."""
         found = set()
         for k, users in self._users().items():
             if k in self.before and users - self.before - self.after:
@@ -341,7 +355,7 @@ class _Kernel(ThreadLayout):
             w(f"if ({' && '.join(c for c in ('writes', guard) if c)}) {line}")
 
     def _last_results(self) -> None:
-        """Write the states after the last step."""
+        """Write the stores of the states after the last step."""
         for node, target, result in self.outputs():
             k = self._state_with(target)
             if result.dim is None and k is not None:

@@ -1,4 +1,7 @@
-"""Divide the lanes, channels and values of a loop over time among the threads of a CUDA kernel."""
+"""Divide the lanes, channels and values of a loop over time among the threads of a CUDA kernel.
+
+Lanes are the elements of a channel over which the body sums (`elements`).
+"""
 
 from __future__ import annotations
 
@@ -13,20 +16,20 @@ from cuagent.expert.streaming.cuda_text import headers_of
 from cuagent.expert.streaming.nest import NestError
 
 MOST_ITEMS = 16
-"""Largest number of lanes of one thread: their states are in registers."""
+"""Largest number of lanes per thread, whose states are in registers."""
 THREADS = 128
-"""Threads in a block."""
+"""Number of threads in a block."""
 BUSY_THREADS = 132 * 192
-"""Threads that keep an H200 busy; lanes are split among threads up to this number."""
+"""Number of threads that keep an H200 busy; below it lanes are divided among more threads."""
 PREFETCHED = 48
-"""Most registers of a thread for the values of the next steps."""
+"""Largest number of registers per thread for tensors of the next steps."""
 
 
 class ThreadLayout(LoopText):
-    """Threads for each channel (`width`), lanes for each thread (`items`), values in registers.
+    """Division of a loop's work: `width` threads per channel, each with `items` lanes.
 
     Values without lanes may be computed for a batch of `width` steps together, one step in each
-    thread of a group: the elements in `before` ahead of the steps, those in `after` behind them.
+    thread of a channel: the elements in `before` ahead of the batch, those in `after` behind it.
     """
 
     def __init__(self, request: Request) -> None:
@@ -60,7 +63,9 @@ class ThreadLayout(LoopText):
         self.set_registers()
 
     def set_registers(self) -> None:
-        """Choose the number of steps whose tensors are loaded together, and these tensors."""
+        """Set the number of steps in a batch (`ahead`), and the tensors (`loads`) that are loaded
+        for a batch.
+        """
         self.loads = [k for k in self.loads if k not in self.before]
         registers = sum(self.items if self.has_lanes(k) else 1 for k in self.loads)
         if self.width > 1:
@@ -72,9 +77,9 @@ class ThreadLayout(LoopText):
         self.ahead = min(self.ahead, self.loop.steps)
 
     def _users(self) -> dict[int, set[int]]:
-        """Return the elements that read each element.
+        """Return the positions of the elements that read each element.
 
-        -1 stands for a new state, and for a result that a step stores.
+        -1 stands for a new state, and for a result that is stored in each step.
         """
         users: dict[int, set[int]] = {k: set() for k in self.needed}
         for k in self.needed:
@@ -89,7 +94,7 @@ class ThreadLayout(LoopText):
         return users
 
     def _spread(self) -> tuple[set[int], set[int]]:
-        """Return the elements that are computed before a batch of steps, and those after it."""
+        """Return (elements computed before a batch of steps, elements computed after it)."""
         before: set[int] = set()
         after: set[int] = set()
         users = self._users()
@@ -109,7 +114,7 @@ class ThreadLayout(LoopText):
         return before, after
 
     def _own_results(self) -> list[tuple[Node, Target, Result]]:
-        """Return the results that a group writes after a batch, one step in each thread."""
+        """Return the results that are stored after a batch, one step by each thread."""
         return [
             (node, target, result)
             for node, target, result in self.outputs()
@@ -117,7 +122,7 @@ class ThreadLayout(LoopText):
         ]
 
     def _kept(self) -> list[int]:
-        """Return the values of a step that a thread stores for the operations after the steps."""
+        """Return the elements that a thread stores in a step for the operations after the batch."""
         read = {a for k in self.after for a in self.elements.elements[k].args if isinstance(a, int)}
         read |= {target.element for _, target, _ in self.own}
         timed = {k for k in read if self.elements.elements[k].timed}
@@ -127,7 +132,7 @@ class ThreadLayout(LoopText):
         return self.is_lane(self.elements.elements[position])
 
     def _channel_order(self) -> list[int]:
-        """Return the channel axes, the one with the smallest strides of results last."""
+        """Return the channel axes; the axis with the smallest memory strides is last."""
         strides: dict[int, list[int]] = {a: [] for a in self.channels}
         for k in self.needed:
             element = self.elements.elements[k]

@@ -1,4 +1,5 @@
-"""Resolve the body of a loop into operations on single elements, each with its axes.
+"""Resolve one step of a loop into operations on single elements, each with the axes that it depends
+on.
 
 An axis is a dimension of the states, or of values that the body sums. Lanes are the axes over which
 the body sums; the others are channels. No channel reads another one, so that all steps of a channel
@@ -16,12 +17,14 @@ from cuagent.expert.loops.spec import Loop
 from cuagent.expert.streaming.nest import NestError
 
 MOST_LANES = 512
-"""Largest number of elements of a channel's state."""
+"""Largest number of lanes of a channel."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """An index along one dimension: `axis * scale + offset`; without an axis it is `offset`."""
+    """An index along one dimension of a value: `axis * scale + offset`; `offset` if `axis` is
+    None.
+    """
 
     axis: int | None = None
     scale: int = 1
@@ -34,29 +37,28 @@ FIRST = Place()
 
 @dataclass(frozen=True)
 class Element:
-    """One operation on elements."""
+    """One operation of a step on single elements."""
 
     kind: str
-    """`load`, `state`, `operation`, `sum` or `product`."""
+    """Kind of operation: `load`, `state`, `operation`, `sum` or `product`."""
     node: Node
     index: Index
-    """Index of the element in the node's value; for a sum, the summed indices."""
+    """Index of the element in the value of `node`; for a sum, the indices that are summed."""
     args: tuple[int | float, ...] = ()
-    """Positions of the operands in the list of elements; floats are numbers."""
+    """Operands: an integer is a position in `Elements.elements`, a float is a number."""
     axes: frozenset[int] = frozenset()
-    """Axes along which the value varies."""
+    """Axes on which the element's value depends."""
     timed: bool = False
-    """True if the value differs between steps."""
+    """True if the value differs from step to step."""
     stage: int = 0
-    """Depth of sums and products in this step: 0 for a value that needs none, 1 for a sum of values
-    of stage 0, and for operations on such sums."""
+    """Number of sums and products on the longest path to this element within a step."""
     carried: bool = False
-    """True if the value depends on a state."""
+    """True if the value depends on a state, and so on earlier steps."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A new state or a result: position of its element in the list, and the element's index."""
+    """The element that is a new state or a result, and its index in that state or result."""
 
     element: int
     index: Index
@@ -64,12 +66,12 @@ class Target:
 
 @dataclass
 class Elements:
-    """The elements of a loop's body, arguments first. Raises NestError for unsupported bodies."""
+    """All elements of a loop's step, arguments first. Raises NestError for unsupported bodies."""
 
     loop: Loop
     elements: list[Element] = field(default_factory=list)
     states: list[Target] = field(default_factory=list)
-    """Index of each state; `element` is its new value."""
+    """New value of each state."""
     results: list[Target] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -104,7 +106,9 @@ class Elements:
         return any(element.kind == "product" for element in self.elements)
 
     def _check_products(self) -> None:
-        """Check that states are rows, and that products run over the last axis of the states."""
+        """Raise NestError unless states are rows and products sum over the last axis of the
+        states.
+        """
         axes = {t.index[-1].axis for t in self.states if t.index}
         if self.lanes or len(axes) != 1 or any(len(t.index) != 2 for t in self.states):
             raise NestError("products beside sums")
@@ -130,7 +134,11 @@ class Elements:
         return math.prod(self.extent(a) for a in self.channels)
 
     def _roots(self, given: Sequence[Index] = ()) -> list[tuple[int, Index]]:
-        """Return the element and the index of each new state and result."""
+        """Add all elements of the step; return (position of the element, index) of each state and
+        result.
+
+        `given` are the indices from an earlier pass.
+        """
         roots = []
         names = list(self._state_index)
         for k, output in enumerate(self.graph.outputs):
@@ -164,7 +172,11 @@ class Elements:
         return tuple(p if p.axis is None else replace(p, axis=self._find(p.axis)) for p in index)
 
     def _join_equal(self, roots: Sequence[tuple[int, Index]]) -> None:
-        """Give independent states and results of equal shapes the axes of the largest state."""
+        """Merge the axes of states and results that have the shape of the largest state with its
+        axes.
+
+        Only those that share no axis with it yet are merged.
+        """
         main = max(self._state_index.values(), key=self._size)
         used = {self._find(p.axis) for p in main if p.axis is not None}
         for _, index in roots:
@@ -181,7 +193,9 @@ class Elements:
         return math.prod(self._shape(index))
 
     def _at(self, operand: Operand, index: Index) -> int:
-        """Return the position in `elements` of a value's element at an index."""
+        """Return the position in `elements` of the element of value `operand` at `index`; add it if
+        needed.
+        """
         index = self._resolved(index)
         key = (operand, index)
         if key not in self._known:
@@ -266,7 +280,7 @@ class Elements:
         )  # fmt: skip
 
     def _product(self, node: Node, index: Index) -> int:
-        """Return an element of a product with a matrix; its operand gets a new axis."""
+        """Add an element of a product with a matrix; the summed dimension becomes a new axis."""
         name, row = node.inputs[0], index[0]
         depth = self.graph.node(name).shape[1]
         key = ("axis", node.name, 1)
@@ -279,7 +293,7 @@ class Elements:
         return self._add(Element("product", node, index, (arg,), axes, timed, 0, carried))
 
     def _summed_place(self, node: Node, dim: int, extent: int) -> Place:
-        """Return the axis of a summed dimension; one for each dimension of each sum."""
+        """Return the index along dimension `dim` that the sum `node` sums over, as a new axis."""
         if extent == 1:
             return FIRST
         key = ("axis", node.name, dim)
@@ -335,9 +349,9 @@ class Elements:
 
 
 def _reshaped(shape: Shape, index: Index, to: Shape) -> Index:
-    """Convert an index of a value of `shape` to an index of its view of the shape `to`.
+    """Convert an index into a value of `shape` to the index into its view of the shape `to`.
 
-    Raises NestError if the extents above 1 differ.
+    Raises NestError if the shapes differ in extents above 1.
     """
     known = [p for p, n in zip(index, shape, strict=True) if n > 1]
     if [n for n in shape if n > 1] != [n for n in to if n > 1]:
@@ -347,7 +361,9 @@ def _reshaped(shape: Shape, index: Index, to: Shape) -> Index:
 
 
 def _strided(node: Node, index: Index, to: Shape) -> Index:
-    """Convert an index of a strided slice to an index of its contiguous argument of shape `to`."""
+    """Convert an index into a strided slice to the index into its contiguous argument of shape
+    `to`.
+    """
     places: list[Place] = []
     offset, left = node.offset, list(zip(index, node.shape, node.strides, strict=True))
     for extent, stride in zip(to, contiguous_strides(to), strict=True):

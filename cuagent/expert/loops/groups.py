@@ -1,4 +1,4 @@
-"""Group the results of each loop over time into one kernel."""
+"""Group the nodes of each loop over time, so that one kernel computes all its results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cuagent.expert.streaming.group import Group
 
 
 def loop_groups(graph: Graph) -> tuple[Group, ...]:
-    """Return one group for each loop, with the results that are read."""
+    """Return one group for each loop; it contains the results that other nodes read."""
     users = graph.users()
     groups = []
     for node in graph.nodes:

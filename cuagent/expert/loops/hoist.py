@@ -1,4 +1,4 @@
-"""Compute those values of a loop that need no state by one call for all steps, before the loop."""
+"""Compute values of a loop that depend on no state by one call for all steps, before the loop."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ HOISTED = {"linear", "matmul", "mm", "addmm"}
 
 
 class AllSteps:
-    """Nodes outside of a loop that have the values of all steps."""
+    """Adds nodes outside of a loop that compute the values of its operators for all steps."""
 
     def __init__(self, loop: Rolled, edit: Edit) -> None:
         self.loop, self.edit, self.count = loop, edit, len(loop.steps)
         self.known: dict[int, tuple[Any, int]] = {}
 
     def is_hoisted(self, position: int) -> bool:
-        """Return True for a product that no state enters: one product computes it for all steps."""
+        """Return True for a product without a state, which one product computes for all steps."""
         name, loop = called(self.loop.steps[0][position]), self.loop
         return name in HOISTED and loop.timed[position] and not loop.is_carried(position)
 
     def node(self, pattern: Any) -> tuple[Any, int]:
-        """Return a node with the values of an argument in all steps, and the steps' dimension."""
+        """Return (node with the values of an argument in all steps, dimension of the steps in
+        it).
+        """
         import torch
 
         aten, loop = torch.ops.aten, self.loop
@@ -67,7 +69,7 @@ class AllSteps:
         return found
 
     def _pointwise_steps(self, node: Any, args: Any, options: Any) -> tuple[Any, int]:
-        """Return an elementwise operator applied to all steps."""
+        """Add an elementwise operator for all steps; return (its node, dimension of the steps)."""
         from torch.utils import _pytree as pytree
 
         rank = len(shape_of(node))
@@ -91,7 +93,9 @@ class AllSteps:
         return self.edit.call(node.target, new_args, new_options), dims.pop()
 
     def _range(self, base: Any, dim: int, first: int, step: int) -> Any:
-        """Return the slices of all steps of a tensor, in the order of the steps."""
+        """Return a node with the slices of `base` that the steps read, in the order of the
+        steps.
+        """
         import torch
 
         aten = torch.ops.aten
@@ -104,9 +108,10 @@ class AllSteps:
 
 
 def sequence_of(loop: Rolled, position: int) -> tuple[Any, int, int, int] | None:
-    """Return tensor, dimension, first index and increment of a slice that moves in each step.
+    """Return (tensor, dimension, first index, increment) of a slice whose index grows with the
+    steps.
 
-    None if the operator is not such a slice.
+    None if the operator at `position` is another operator or slice.
     """
     node = loop.steps[0][position]
     (args, _), name = loop.arguments[position], called(node)

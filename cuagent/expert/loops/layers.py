@@ -1,9 +1,9 @@
-"""Replace loops with the equations of torch's cells by the library's layer, on CUDA.
+"""Replace loops with the equations of a torch cell (RNN, GRU, LSTM) by torch's layer, on CUDA.
 
-The arguments of the gates are read as sums: one product of the inputs, one of the state, biases.
-Which gate is which follows from a test of the update with random numbers in float64. Equal in exact
-arithmetic.
-Not covered: gates whose inputs come from different tensors, several dimensions of rows.
+The arguments of the gates are read as sums: one product of the inputs, one of the state, biases. A
+test of the update with random numbers in float64 finds which gate is which. The result is equal in
+exact arithmetic. Not covered: gates whose inputs come from different tensors, several dimensions of
+rows.
 """
 
 from __future__ import annotations
@@ -22,21 +22,26 @@ from cuagent.expert.loops.slices import NoLoop
 
 ACTIVATIONS = ("sigmoid", "tanh", "relu")
 LEAST_CALLS = 4
-"""Fewest calls of a layer that count as a loop."""
+"""Least number of calls of a layer that are treated as a loop."""
 
 
 @dataclass
 class Gate:
-    """The argument of one activation, a sum of slices; each is a node and its first column."""
+    """One activation of a cell; its argument is a sum of products and biases.
+
+    A term is (node, first column): the gate reads columns of the node's value from there on.
+    """
 
     node: Any
-    """The activation."""
+    """The activation's node."""
     inputs: list[tuple[Any, int]] = field(default_factory=list)
     states: list[tuple[Any, int]] = field(default_factory=list)
     biases: list[tuple[Any, int]] = field(default_factory=list)
     reset: Gate | None = None
-    """The part of the argument that another gate's activation multiplies; `node` of this part is
-    that activation."""
+    """The part of the argument that is multiplied by another gate's activation (in a GRU).
+
+    `node` of this part is that activation.
+    """
 
     @property
     def is_plain(self) -> bool:
@@ -45,7 +50,10 @@ class Gate:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of torch: its gates in torch's order, and the positions of its states."""
+    """A torch cell that a loop computes: its gates in torch's order, and its states.
+
+    `states` are the positions of the operators that compute them.
+    """
 
     name: str
     gates: tuple[Gate, ...]
@@ -55,9 +63,10 @@ class Cell:
 
 
 def split_joined_inputs(edit: Edit) -> None:
-    """Replace linear(cat(x, h)), as cells have it, by the sum of a linear layer of each tensor.
+    """Replace linear(cat(x, h)) by a sum of linear layers of x and h.
 
-    A layer qualifies if it is called several times, as in a loop. Equal in exact arithmetic.
+    A layer is split if it is called several times, as in a loop. The result is equal in exact
+    arithmetic.
     """
     import torch
 
@@ -98,7 +107,9 @@ def _joins_columns(node: Any) -> bool:
 
 
 def replaced_by_layer(edit: Edit, loop: Rolled) -> bool:
-    """Replace a loop by a call of the library's layer; return False if none has its equations."""
+    """Replace a loop by a call of torch's recurrent layer; return False if none has its
+    equations.
+    """
     try:
         edit.graph.inserting_before(loop.steps[0][0])
         body = Body(loop, edit)
@@ -134,7 +145,10 @@ def _cell(body: Body) -> Cell | None:
 
 
 def _collect(body: Body, node: Any, offset: int, gate: Gate) -> bool:
-    """Add the terms of a sum to a gate, from column `offset` on; False for other expressions."""
+    """Add the terms of the sum `node`, from column `offset` on, to `gate`.
+
+    Returns False if the expression contains terms other than products and biases.
+    """
     name = called(node)
     if name == "add" and len(node.args) == 2 and not node.kwargs:
         return all(hasattr(a, "meta") and _collect(body, a, offset, gate) for a in node.args)
@@ -172,7 +186,10 @@ def _collect(body: Body, node: Any, offset: int, gate: Gate) -> bool:
 
 
 def _named(body: Body, gates: list[Gate], own: int, updates: dict[int, Any]) -> Cell | None:
-    """Return the cell of torch that has the equations of `updates`; None if there is none."""
+    """Return the torch cell whose equations give `updates` from the gates; None if there is none.
+
+    `own` is the position of the hidden state.
+    """
     other = next((p for p in updates if p != own), None)
     plain = all(g.is_plain for g in gates)
     kinds = [called(g.node) for g in gates]
@@ -218,7 +235,7 @@ def _equal(a: Any, b: Any) -> bool:
 def _evaluated(body: Body, gates: Sequence[Gate], updates: dict[int, Any]) -> tuple[Any, Any, Any]:
     """Evaluate the body in float64, with random placeholders and random results of activations.
 
-    Return the states and their updates, by position, and the values of all nodes.
+    Return (states by position, their updates by position, values of all nodes).
     """
     import torch
 
@@ -239,7 +256,10 @@ def _evaluated(body: Body, gates: Sequence[Gate], updates: dict[int, Any]) -> tu
 
 
 def _replaced(edit: Edit, loop: Rolled, body: Body, cell: Cell) -> bool:
-    """Replace the states of all steps by the results of the layer."""
+    """Add the layer's call and replace the states of all steps by its results.
+
+    Returns False if the loop's inputs have another form than the layer needs.
+    """
     import torch
 
     aten, hidden = torch.ops.aten, shape_of(body.states[cell.states[0]])[-1]
@@ -276,7 +296,7 @@ def _replaced(edit: Edit, loop: Rolled, body: Body, cell: Cell) -> bool:
 
 
 def _join_products(edit: Edit, states: list[Any], outputs: Any) -> None:
-    """Compute each linear layer that reads the state of every step by one call for all steps."""
+    """Compute a linear layer that reads each step's state by one call for all steps."""
     import torch
 
     aten = torch.ops.aten
@@ -316,7 +336,7 @@ def _replace_stacks(edit: Edit, states: list[Any], outputs: Any) -> None:
 
 
 def _product_of(gate: Gate) -> Any:
-    """Return the product in a gate's inputs, without a bias that is added to it."""
+    """Return the product node in a gate's input term, without a bias that is added to it."""
     (node, _) = gate.inputs[0]
     while called(node) == "add":
         node = next((a for a in node.args if len(shape_of(a)) > 1), None)
@@ -329,7 +349,10 @@ def _source(gate: Gate) -> Any:
 
 
 def _weights(edit: Edit, body: Body, gate: Gate, hidden: int, negated: bool) -> tuple[Any, ...]:
-    """Return the parameters of one gate: input weight, state weight, input bias, state bias."""
+    """Return the parameters of one gate: input weight, state weight, input bias, state bias.
+
+    With `negated` all have the opposite sign.
+    """
     import torch
 
     aten = torch.ops.aten

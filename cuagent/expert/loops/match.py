@@ -1,10 +1,10 @@
 """Replace loops over time by one operation, `spec.time_loop`, that a kernel computes.
 
-A loop qualifies if its states are updated by elementwise operations, and by sums over dimensions of
-the state, of themselves and of slices of tensors at the step. Elementwise operations on the stacked
-results join the loop. Equal in exact arithmetic.
-Not covered: states that change their shape, reads of more than one step back, products of the state
-with a matrix (see `recurrences.match`).
+A loop qualifies if each step updates its states by elementwise operations, and by sums over
+dimensions of the states, from the states and from slices of tensors. Elementwise operations on the
+stacked results become part of the loop. The result is equal in exact arithmetic. Not covered:
+states that change their shape, reads of more than one step back, products of the state with a
+matrix (see `recurrences.match`).
 """
 
 from __future__ import annotations
@@ -22,19 +22,21 @@ from cuagent.expert.loops.slices import NoLoop
 from cuagent.expert.streaming.nest import NestError
 
 MOST_TRIES = 24
-"""Most repeated parts that are examined."""
+"""Largest number of repeated parts of a graph that are examined."""
 FAILURES = (NoLoop, NestError, RuntimeError, TypeError, ValueError, IndexError)
-"""Errors that mean that a loop is not covered. torch raises the last four if an operator does not
-take slices of its operands. Replacements made before the error stay: each is right without the
-others."""
+"""Errors that mean that a loop cannot be replaced.
+
+torch raises the last four if an operator does not take slices of its operands. Replacements made
+before the error are not undone: each is right without the others.
+"""
 
 
 def with_loops(
     captured: Captured, device: str = "cpu", keep: frozenset[str] = frozenset()
 ) -> tuple[Captured, tuple[str, ...]]:
-    """Return the graph with one call for each loop, and a description of each replaced loop.
+    """Return (graph with one call for each replaced loop, description of each replaced loop).
 
-    Loops whose call has a name in `keep` stay as they are.
+    A loop whose call would have a name in `keep` is not replaced.
     """
     edit = Edit(captured)
     split_joined_inputs(edit)
@@ -73,7 +75,9 @@ def _shape_text(node: Any) -> str:
 
 
 def _with_hoisted_products(edit: Edit, loop: Rolled) -> int:
-    """Compute products without a state in one call for all steps; return their number."""
+    """Compute the loop's products without a state by one call each for all steps; return their
+    number.
+    """
     import torch
 
     edit.graph.inserting_before(loop.steps[0][0])

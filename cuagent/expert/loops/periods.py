@@ -1,4 +1,4 @@
-"""Find the repeated parts of a sequence of operators.
+"""Find periodically repeated parts in a sequence of operators.
 
 torch.export unrolls a loop into one copy of its body for each step, so that the operators of the
 loop repeat with a fixed period.
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LEAST_REPEATS = 4
-"""Steps of the shortest loop that becomes a kernel."""
+"""Least number of steps of a loop that becomes a kernel."""
 LONGEST_PERIOD = 192
-"""Operators of the longest body."""
+"""Largest number of operators of a loop's body."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Repeat:
     start: int
     period: int
     length: int
-    """Items of the part; the last period may be incomplete."""
+    """Number of items of the part; the last period may be incomplete."""
 
     @property
     def end(self) -> int:
@@ -30,7 +30,9 @@ class Repeat:
 
 
 def repeats(items: Sequence[str]) -> list[Repeat]:
-    """Return the repeated parts, the longest first; of equally long ones the shortest period."""
+    """Return the repeated parts, the longest first; of equally long ones that with the shortest
+    period.
+    """
     import numpy as np
 
     numbers: dict[str, int] = {}

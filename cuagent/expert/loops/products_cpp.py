@@ -1,9 +1,9 @@
-"""Generate C++ kernels of loops whose states enter products with matrices, for the CPU.
+"""Generate C++ kernels of loops whose states are multiplied by matrices, for the CPU.
 
-Each thread has some rows for all steps, so that no step waits for another thread. A step
+Each thread computes some rows for all steps, so that no step waits for another thread. A step
 alternates between elementwise loops over the units of each row, and products of all rows of the
-thread with a matrix in panels of 16 columns (`recurrences.cpp`).
-Not covered: more threads than rows.
+thread with a matrix in panels of 16 columns (`recurrences.cpp`). Not covered: more threads than
+rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from cuagent.expert.streaming.nest import NestError
 
 
 class ProductsKernel(RowsKernel):
-    """A kernel whose block is all units of one row."""
+    """Writer of the C++ kernel of a loop with products of states; a block of channels is one whole
+    row.
+    """
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)
@@ -34,7 +36,9 @@ class ProductsKernel(RowsKernel):
             raise NestError("products of states with several dimensions of rows")
 
     def _products(self) -> dict[str, tuple[int, int]]:
-        """Return each product with the element of its operand and the stage of its result."""
+        """Return (position of the operand's element, stage of the result), by the name of the
+        product's node.
+        """
         found: dict[str, tuple[int, int]] = {}
         for k in self.needed:
             element = self.elements.elements[k]
@@ -60,7 +64,7 @@ class ProductsKernel(RowsKernel):
         return "\n".join(w.lines) + "\n"
 
     def _weight(self, product: str) -> tuple[int, int]:
-        """Return depth and columns of the matrix of a product."""
+        """Return (rows, columns) of the matrix of a product; the rows are summed."""
         node = self.elements.graph.node(product)
         return self.elements.graph.node(str(node.args[0])).shape[1], node.shape[1]
 
@@ -68,7 +72,7 @@ class ProductsKernel(RowsKernel):
         return -(-self._weight(product)[1] // UNITS) * UNITS
 
     def _arrays_of_rows(self) -> list[tuple[str, str, int]]:
-        """Return name, type and elements of a row of each array."""
+        """Return (name, C++ type, number of elements per row) of each array."""
         found = []
         for k in range(len(self.elements.states)):
             found += [(f"state_{k}", "float", self.block), (f"next_{k}", "float", self.block)]
@@ -76,7 +80,7 @@ class ProductsKernel(RowsKernel):
         return found + [(self.buffer(p), "float", self._columns(p)) for p in self.products]
 
     def buffer(self, product: str) -> str:
-        """Return the array with the results of a product."""
+        """Return the name of the array with the results of a product."""
         return f"product_{list(self.products).index(product)}"
 
     def is_late(self, state: int) -> bool:
@@ -125,7 +129,9 @@ class ProductsKernel(RowsKernel):
             self.w.close()
 
     def _open_rows(self) -> None:
-        """Open the loop over the thread's rows, with the arrays of the row."""
+        """Open the C++ loop over the thread's rows, with pointers to the row's part of each
+        array.
+        """
         w = self.w
         w.open("for (long row = 0; row < rows; ++row)")
         for axis in self.outer:
@@ -134,7 +140,7 @@ class ProductsKernel(RowsKernel):
             w(f"float* {name} = all_{name} + row * {size};")
 
     def _multiply(self, product: str, operand: int) -> None:
-        """Write the product of all rows of the thread with a matrix."""
+        """Write the product of all rows of the thread with the product's matrix."""
         w, element = self.w, self.elements.elements[operand]
         depth, columns = self._weight(product)[0], self._columns(product)
         source = f"all_{self.name(operand)}"
@@ -154,7 +160,7 @@ class ProductsKernel(RowsKernel):
         w.close(2)
 
     def product_value(self, position: int) -> str:
-        """Return the expression of an element of a product."""
+        """Return the C++ expression of the product's element at `position`."""
         element = self.elements.elements[position]
         place = element.index[1]
         index = "k" if place.scale == 1 else f"k * {place.scale}"

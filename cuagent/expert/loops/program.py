@@ -1,4 +1,4 @@
-"""Write a torch.fx graph of one step: inputs, calls, and products as elementwise operations."""
+"""Write one step of a loop as a torch.fx graph of elementwise operations and sums."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from cuagent.expert.loops.spec import Slot
 
 
 class Program:
-    """A torch.fx graph of one step; `leaves` are the outer nodes that its placeholders read."""
+    """A torch.fx graph of one step.
+
+    `leaves` are the outer nodes whose values its placeholders read.
+    """
 
     def __init__(self) -> None:
         import torch
@@ -18,10 +21,10 @@ class Program:
         self.graph = torch.fx.Graph()
         self.leaves: list[Any] = []
         self.slots: list[tuple[Any, Slot]] = []
-        """Placeholder and slot of each value from outside."""
+        """(placeholder, slot) of each value from outside the step."""
 
     def call(self, function: Any, args: Any, options: Any = None) -> Any:
-        """Add a call with its traced value."""
+        """Add a call of `function`; return its node with traced shape and dtype."""
         import torch
 
         node = self.graph.call_function(function, tuple(args), dict(options or {}))
@@ -57,7 +60,10 @@ class Program:
         return self.leaves.index(node)
 
     def product(self, a: Any, b: Any) -> Any:
-        """Add a product of matrices of which one has a single row or column, or of vectors."""
+        """Add a product of vectors, or of matrices of which one has a single row or column.
+
+        It becomes elementwise products and a sum.
+        """
         import torch
 
         aten, ranks = torch.ops.aten, (len(shape_of(a)), len(shape_of(b)))
@@ -80,7 +86,9 @@ class Program:
         raise NoLoop("a product with the state")
 
     def einsum(self, values: list[Any], words: list[str], result: str) -> Any:
-        """Add an einsum as elementwise products and one sum."""
+        """Add an einsum as elementwise products and one sum; `words` are the letters of each
+        operand.
+        """
         import torch
 
         aten = torch.ops.aten

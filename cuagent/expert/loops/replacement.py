@@ -1,7 +1,7 @@
-"""Replace one rolled loop by a call of `spec.time_loop`, and let its readers read the results.
+"""Replace one rolled loop by a call of `spec.time_loop`, and make its readers read the results.
 
-A value that is read in several steps becomes a result with a dimension for the steps. Elementwise
-operations on such a result join the loop.
+A value that is read from several steps becomes a result with a dimension for the steps. Elementwise
+operations on such a result become part of the loop.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ from cuagent.expert.loops.slices import NoLoop, is_pointwise
 from cuagent.expert.loops.spec import Loop, Result, time_loop, weights_of
 
 MOST_LEAVES = 16
-"""Largest number of tensors that one loop may read."""
+"""Largest number of outer tensors that one loop may read."""
 
 
 @dataclass
 class _Output:
-    """A value of the body that nodes outside of the loop read; it replaces `nodes`."""
+    """A value of the body that nodes outside of the loop read.
+
+    The loop's result replaces `nodes`.
+    """
 
     value: Any
     result: Result
@@ -41,7 +44,10 @@ class _Output:
 
 
 class Replacement:
-    """One loop while it is replaced; nothing is changed before all checks have passed."""
+    """Replacement of one loop. The graph is changed only after all checks have passed.
+
+    A position is the index of an operator in the body.
+    """
 
     def __init__(self, edit: Edit, loop: Rolled, name: str) -> None:
         self.edit, self.loop, self.name = edit, loop, name
@@ -51,10 +57,15 @@ class Replacement:
         self.body = Body(loop, edit)
         self.outputs: list[_Output] = []
         self.sequences: dict[int, _Output] = {}
-        """Output with all steps of a value, by the value's position in the body; slices written
-        into a tensor have the key -1 - position."""
+        """Output with an operator's values in all steps, by the operator's position.
+
+        For slices that are written into a tensor the key is -1 - position.
+        """
         self.scatters: dict[Any, tuple[_Output, int, int]] = {}
-        """Output, dimension and first index of the slices that a tensor gets, by its last node."""
+        """(output, dimension, first index) of the slices that the steps write into a tensor.
+
+        The key is the tensor's node in the last step.
+        """
 
     def run(self, device: str) -> None:
         for position in range(len(self.steps[0])):
@@ -76,7 +87,9 @@ class Replacement:
         return [user for user in node.users if user not in self.place]
 
     def _add_readers(self, position: int) -> None:
-        """Add the outputs that nodes outside of the loop read from one operator of the body."""
+        """Add outputs for the values of the operator at `position` that nodes outside of the loop
+        read.
+        """
         readers = [
             (k, u) for k in range(self.count) for u in self._outside(self.steps[k][position])
         ]
@@ -122,7 +135,10 @@ class Replacement:
         return self.body.call(torch.ops.aten.select.int, (value, dim, 0))
 
     def _segment(self, items: Sequence[Any], position: int) -> tuple[int, int] | None:
-        """Return first step and direction (1 or -1) if a list has all steps in order; else None."""
+        """Return (first step, direction) if `items` are all steps in order; else None.
+
+        The direction is 1 or, from the last step to the first, -1.
+        """
         found = [self.place.get(item) for item in items]
         ks = [f[0] if f and f[1] == position else -1 for f in found]
         if ks == list(range(self.count)):
@@ -132,7 +148,7 @@ class Replacement:
         return None
 
     def _is_scatter(self, position: int) -> bool:
-        """Return True for an operator that writes one slice of a tensor in each step."""
+        """Return True if the operator at `position` writes one slice of a tensor in each step."""
         args, _ = self.loop.arguments[position]
         name = called(self.steps[0][position])
         chained = name == "select_scatter" and args[0] == Local(position, 1)
@@ -158,7 +174,7 @@ class Replacement:
             self.sequences[-1 - position] = output
 
     def _grow(self, output: _Output) -> None:
-        """Let elementwise operations on all steps of a result join the loop."""
+        """Move elementwise operations on an output with all steps into the loop's body."""
         if output.result.dim is None or len(output.nodes) != 1:
             return
         dim, (node,) = output.result.dim, output.nodes
@@ -195,7 +211,7 @@ class Replacement:
             grown[user] = value
 
     def _dependents(self) -> set[Any]:
-        """Return the nodes of the loop, and those that depend on them."""
+        """Return the nodes of the loop, and all nodes that depend on them."""
         found = set(self.place)
         for node in self.edit.nodes:
             if any(source in found for source in node.all_input_nodes):
@@ -203,7 +219,10 @@ class Replacement:
         return found
 
     def _spec(self) -> Loop:
-        """Return the loop, with its body lowered. Raises NoLoop if an operator has no rule."""
+        """Return the `Loop` with the lowered body.
+
+        Raises NoLoop if an operator has no lowering rule.
+        """
         body, updates = self.body, []
         done: list[int] = []
         # The update of a state may read further states.
@@ -266,7 +285,8 @@ class Replacement:
         self.edit.replace(last, self.edit.call(torch.ops.aten.slice_scatter.default, args))
 
     def _replace_readers(self, position: int, output: _Output, item: Any) -> None:
-        """Let the readers of one operator's values read the result instead.
+        """Make the readers of the values of the operator at `position` read the loop's result
+        `item`.
 
         A stack or cat reads ranges of steps, all other readers single steps.
         """
@@ -292,7 +312,9 @@ class Replacement:
                     user.replace_input_with(nodes[position], value)
 
     def _replace_list(self, user: Any, position: int, output: _Output, item: Any) -> None:
-        """Replace consecutive steps in the list of a stack or cat by ranges of the result."""
+        """Replace consecutive steps in the list of a stack or cat by ranges of the result
+        `item`.
+        """
         import torch
 
         aten, edit = torch.ops.aten, self.edit
@@ -330,9 +352,9 @@ class Replacement:
 
 
 def _lowered(program: Any, returned: Sequence[Any]) -> tuple[Graph, dict[Any, str]]:
-    """Return the graph of a body, and the name of the input of each placeholder.
+    """Return (expert's graph of a body, name of the input node of each placeholder).
 
-    Raises NoLoop for operators without a rule and for dtypes without arithmetic.
+    Raises NoLoop for operators without a lowering rule and for dtypes without arithmetic.
     """
     low = Lowering()
     inputs: dict[Any, str] = {}

@@ -1,8 +1,8 @@
-"""Roll a repeated part of a captured graph up into one body and its number of steps.
+"""Convert an unrolled loop in a captured graph into one body with its number of steps.
 
-An argument of the body is one of: a value of the same step, a value of the step before, a node
+An argument of the body is one of: a value of the same step, a value of the previous step, a node
 outside of the loop, one such node for each step, or a number that grows by a constant. Anything
-else (a value of two steps before, another constant in each step) rules a loop out.
+else (a value from two steps before, another constant in each step) is not converted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from cuagent.expert.loops.periods import LEAST_REPEATS, Repeat
 
 @dataclass(frozen=True)
 class Local:
-    """The value of an operator of the body, in this step or in the one before (`lag` 1)."""
+    """Value of the body's operator at `position`: in the same step (`lag` 0) or the previous one
+    (1).
+    """
 
     position: int
     lag: int
@@ -24,14 +26,14 @@ class Local:
 
 @dataclass(frozen=True)
 class Varying:
-    """Different nodes outside of the loop, one for each step."""
+    """An argument that is a different node outside of the loop in each step."""
 
     nodes: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Progression:
-    """An integer that is `first + k * step` in step `k`."""
+    """An integer argument that is `first + k * step` in step `k`."""
 
     first: int
     step: int
@@ -39,25 +41,30 @@ class Progression:
 
 @dataclass(frozen=True)
 class Rolled:
-    """A loop: its nodes by step, and the arguments of its body as patterns."""
+    """A loop: its nodes by step, and the arguments of its body as patterns (Local, Varying, ...).
+
+    A position is the index of an operator in the body.
+    """
 
     steps: tuple[tuple[Any, ...], ...]
     arguments: tuple[tuple[Any, Any], ...]
-    """Positional and named arguments of each operator of the body."""
+    """(positional arguments, keyword arguments) of each operator of the body."""
     initial: dict[int, Any]
-    """Node or number that the first step reads in place of a value of the step before."""
+    """Node or number that the first step reads in place of an operator's previous value, by
+    position.
+    """
     states_of: tuple[frozenset[int], ...]
-    """Positions whose values in the step before an operator depends on, for each operator."""
+    """Positions whose values in the previous step an operator depends on, for each operator."""
     timed: tuple[bool, ...]
-    """True for each operator whose value differs between steps."""
+    """True if the operator's value differs from step to step, for each operator."""
 
     def is_carried(self, position: int) -> bool:
-        """Return True if an operator's value depends on the step before."""
+        """Return True if the value of the operator at `position` depends on the previous step."""
         return bool(self.states_of[position])
 
 
 def rolled(nodes: Sequence[Any], repeat: Repeat) -> list[Rolled]:
-    """Return the loops in a repeated part; empty if its data flow is not that of a loop.
+    """Return the loops in a repeated part of a graph; empty if its data flow is not that of a loop.
 
     An incomplete period may be at the start or at the end, the first step may differ, and equal
     loops may follow each other.
@@ -86,7 +93,7 @@ def _starts(repeat: Repeat) -> Iterator[int]:
 
 
 def _matched(steps: tuple[tuple[Any, ...], ...]) -> tuple[Rolled | None, int]:
-    """Return the loop of the longest run of equal steps at the start, and its number of steps."""
+    """Return (loop of the longest run of equal steps from the start on, number of its steps)."""
     from torch.utils import _pytree as pytree
 
     place = {node: (k, q) for k, step in enumerate(steps) for q, node in enumerate(step)}
@@ -123,7 +130,10 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _pattern(column: Sequence[Any], place: dict[Any, tuple[int, int]]) -> tuple[Any, int]:
-    """Return the pattern of one argument, and the number of first steps for which it holds."""
+    """Return (pattern of one argument, number of steps from the start on that follow the pattern).
+
+    `column` has the argument in each step; `place` maps a node to (step, position).
+    """
     found = [place.get(a) if hasattr(a, "meta") else None for a in column]
     local = [(k - f[0], f[1]) if f else None for k, f in enumerate(found)]
     if local[1]:
@@ -141,7 +151,7 @@ def _pattern(column: Sequence[Any], place: dict[Any, tuple[int, int]]) -> tuple[
 
 
 def _outer_pattern(column: Sequence[Any]) -> tuple[Any, int]:
-    """Return the pattern of an argument from outside, and for how many steps it holds."""
+    """Return (pattern of an argument from outside of the loop, number of steps that follow it)."""
     nodes = [hasattr(a, "meta") for a in column]
     if nodes[0]:
         limit = next((k for k, is_node in enumerate(nodes) if not is_node), len(column))
@@ -166,7 +176,7 @@ def _outer_pattern(column: Sequence[Any]) -> tuple[Any, int]:
 def _dependences(
     arguments: Sequence[tuple[Any, Any]],
 ) -> tuple[tuple[frozenset[int], ...], tuple[bool, ...]]:
-    """Return `Rolled.states_of` and `Rolled.timed` for the arguments of the body's operators."""
+    """Return the fields `states_of` and `timed` of a `Rolled` with these arguments."""
     from torch.utils import _pytree as pytree
 
     carried: list[frozenset[int]] = []

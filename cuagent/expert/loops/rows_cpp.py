@@ -1,8 +1,9 @@
 """Generate C++ kernels of loops over time for the CPU.
 
-A thread takes a block of adjacent channels through all steps, with the states in the cache. The
-channels of a block are vectorized. Elements of a sum (the lanes of a channel) are an outer loop, so
-that sums need no operations across a vector.
+Lanes are the elements of a channel over which the body sums (`elements`). A thread computes all
+steps of a block of adjacent channels, with the states in the cache. Vectors run over the channels
+of a block. The loop over lanes is around the vector loop, so that sums need no operations across a
+vector.
 """
 
 from __future__ import annotations
@@ -17,18 +18,22 @@ from cuagent.expert.loops.text import LoopText
 from cuagent.expert.streaming.nest import NestError
 
 BLOCK = 64
-"""Channels in a block with several lanes: a state of 16 lanes then takes 4 KiB."""
+"""Number of channels in a block if they have several lanes: a state of 16 lanes then takes 4
+KiB.
+"""
 WIDE_BLOCK = 256
-"""Channels in a block without lanes."""
+"""Number of channels in a block if they have one lane."""
 LEAST_BLOCK = 16
 MOST_TASKS = 64
-"""Most tasks that a loop is divided into: with more, threads are not balanced better."""
+"""Number of blocks at which they are not made smaller, because threads are balanced well enough."""
 PARALLEL_ELEMENTS = 1 << 14
-"""Updates of state elements below which a parallel region costs more than it saves."""
+"""Number of updated state elements below which a parallel region costs more than it saves."""
 
 
 Loop = tuple[int, bool]
-"""Stage of a loop over channels, and True if it also runs over the lanes."""
+"""(stage, has lanes): a C++ loop over the channels of a block, and over the lanes if the second is
+True.
+"""
 
 
 class RowsKernel(LoopText):
@@ -45,7 +50,7 @@ class RowsKernel(LoopText):
         self.arrays = self._arrays()
 
     def _set_blocks(self, extent: int) -> None:
-        """Choose the channels of a block."""
+        """Choose the number of channels of a block."""
         block = BLOCK if self.lanes else WIDE_BLOCK
         while block > LEAST_BLOCK and self.tasks * math.ceil(extent / block) < MOST_TASKS:
             block //= 2
@@ -53,7 +58,9 @@ class RowsKernel(LoopText):
         self.blocks = math.ceil(extent / self.block)
 
     def _vector_axis(self) -> int | None:
-        """Return the channel axis along which most tensors are contiguous."""
+        """Return the channel axis along which most tensors are contiguous; None without
+        channels.
+        """
         score = dict.fromkeys(self.channels, 0)
         for k in self.needed:
             element = self.elements.elements[k]
@@ -72,7 +79,7 @@ class RowsKernel(LoopText):
         )
 
     def home(self, position: int) -> Loop:
-        """Return the loop that computes an element."""
+        """Return the loop in which the element at `position` is computed."""
         element = self.elements.elements[position]
         lane = self.is_lane(element)
         if element.kind == "sum":
@@ -80,11 +87,13 @@ class RowsKernel(LoopText):
         return element.stage, lane
 
     def is_inline(self, element: Element) -> bool:
-        """Return True for loads and operations on them that all channels of a block share."""
+        """Return True for elements that are computed once per block, because its channels share
+        them.
+        """
         return not element.carried and self.vector not in element.axes and element.kind != "sum"
 
     def _users(self) -> list[tuple[int, Loop]]:
-        """Return a pair (element, loop that reads it) for each read of an element."""
+        """Return (element, loop that reads it) for each read of an element."""
         found = []
         for k in self.needed:
             loop = self.home(k)
@@ -92,7 +101,7 @@ class RowsKernel(LoopText):
         return found + [(target.element, loop) for target, loop in self._targets()]
 
     def _targets(self) -> list[tuple[Target, Loop]]:
-        """Return new states and results with the loop that writes them."""
+        """Return (new state or result, loop that writes it)."""
         targets = [*self.elements.states, *(target for _, target, _ in self.outputs())]
         return [(target, self.loop_of(target)) for target in targets]
 
@@ -103,9 +112,10 @@ class RowsKernel(LoopText):
         return any(p.axis in self.lanes for p in target.index)
 
     def _arrays(self) -> set[int]:
-        """Return the elements that need an array, because another loop than their own reads them.
+        """Return the positions of the elements that are stored in arrays, because another loop
+        reads them.
 
-        Sums and values that all steps share need one as well.
+        Sums and values that are the same in all steps are also stored.
         """
         found = set()
         for position, loop in self._users():
@@ -119,7 +129,7 @@ class RowsKernel(LoopText):
         return found
 
     def _is_adjacent(self, element: Element) -> bool:
-        """Return True if adjacent channels read adjacent elements of memory."""
+        """Return True if an element's loads for adjacent channels are adjacent in memory."""
         slot = self.loop.slots[element.node.name]
         assert slot.leaf is not None
         strides = self.leaves[slot.leaf][1]
@@ -163,7 +173,9 @@ class RowsKernel(LoopText):
                 self._close(self._has_lanes(target))
 
     def _declare_places(self) -> None:
-        """Write the indices of the block, and the arrays of the states and of shared values."""
+        """Declare the channel indices of the block, and the arrays for states and stored
+        elements.
+        """
         w, step = self.w, self.blocks
         w(f"const long start = task % {self.blocks} * {self.block};")
         w(f"const long count = std::min({self.block}l, {self.extent} - start);")
@@ -183,17 +195,16 @@ class RowsKernel(LoopText):
         return f"{word}_{k}[r][k]" if self._has_lanes(self.elements.states[k]) else f"{word}_{k}[k]"
 
     def state_with(self, target: Target) -> int | None:
-        """Return the number of the state whose new value a result has; None if there is none."""
+        """Return the number of the state whose new value is the result `target`; None if there is
+        none.
+        """
         for k, state in enumerate(self.elements.states):
             if state.element == target.element and state.index == target.index:
                 return k
         return None
 
     def product_value(self, position: int) -> str:
-        """Return the expression of an element of a product of the state.
-
-        Raises NestError: a kernel of rows has none (`products_cpp.py` has).
-        """
+        """Raise NestError: this kernel has no products of states (`products_cpp.py` has)."""
         raise NestError(f"{self.request.name}: products of the state")
 
     def _compute_all(self, timed: bool) -> None:
@@ -210,7 +221,9 @@ class RowsKernel(LoopText):
         return (f"[{self.lane_count}]" if lane else "") + f"[{self.block}]"
 
     def is_late(self, state: int) -> bool:
-        """Return True if a loop after the update of a state reads its old value."""
+        """Return True if a loop after the update of state number `state` still reads its old
+        value.
+        """
         home = self.loop_of(self.elements.states[state])
         name = self.loop.states[state]
         for position, loop in self._users():
@@ -220,7 +233,9 @@ class RowsKernel(LoopText):
         return False
 
     def _open(self, lane: bool) -> None:
-        """Open the loops over the lanes and over the channels of a block."""
+        """Open the C++ loop over the channels of a block, inside of a loop over the lanes if
+        `lane`.
+        """
         if lane:
             self.open_lanes()
         self.open_channels()
@@ -244,7 +259,9 @@ class RowsKernel(LoopText):
 
 
 class LoopWriter:
-    """Writer of one loop over the channels of a block (and the lanes) for the values of a stage."""
+    """Writer of one C++ loop over the channels of a block, which computes the values of one
+    stage.
+    """
 
     def __init__(self, kernel: RowsKernel, loop: Loop, timed: bool) -> None:
         self.kernel, self.loop, self.timed = kernel, loop, timed
@@ -300,7 +317,9 @@ class LoopWriter:
         w.close(2 + lane)
 
     def _chain(self, roots: list[int]) -> list[int]:
-        """Return the elements that the loop computes, arguments first; others are in arrays."""
+        """Return the elements that this loop computes, arguments first; it reads the others from
+        arrays.
+        """
         found: set[int] = set()
         stack = list(roots)
         while stack:
@@ -330,7 +349,7 @@ class LoopWriter:
         self.w(f"const {kernel.declared(k)} v{k} = {value};")
 
     def _finish(self) -> None:
-        """Write the statements that store values."""
+        """Write the statements that store the loop's values, results and new states."""
         kernel, w = self.kernel, self.w
         for k in self.arrays:
             dimensions = "[r][k]" if kernel.is_lane(self.elements[k]) else "[k]"

@@ -1,4 +1,4 @@
-"""Read slices of tensors, and the letters of an einsum, from captured nodes."""
+"""Read the form of slices and einsums from captured torch.fx nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cuagent.expert.graph.lowering import argument, shape_of
 
 
 class NoLoop(Exception):
-    """The body has an operator that a loop kernel does not compute."""
+    """Raised if a loop's body has an operator that a loop kernel cannot compute."""
 
 
 def is_pointwise(node: Any) -> bool:
@@ -27,7 +27,10 @@ def is_pointwise(node: Any) -> bool:
 
 
 def equation(text: str) -> tuple[list[str], str]:
-    """Return the letters of an einsum's operands and result; raise NoLoop for other forms."""
+    """Return (letters of each operand, letters of the result) of an einsum's equation.
+
+    Raises NoLoop for forms with ellipses and the like.
+    """
     left, arrow, result = text.replace(" ", "").partition("->")
     operands = left.split(",")
     words = [*operands, result]
@@ -39,7 +42,7 @@ def equation(text: str) -> tuple[list[str], str]:
 
 
 def outer_product(node: Any) -> tuple[list[str], str] | None:
-    """Return the letters of an einsum that sums over no letter; None for any other."""
+    """Return `equation` of an einsum that sums over no letter; None for any other."""
     try:
         operands, result = equation(node.args[0])
     except NoLoop:
@@ -52,10 +55,9 @@ def is_matrix(node: Any) -> bool:
 
 
 def slices(nodes: Sequence[Any]) -> tuple[Any, int, int, int, bool]:
-    """Return tensor, dimension, first index and increment of slices of one tensor.
+    """Return (tensor, dimension, first index, increment, keeps dimension) for slices of one tensor.
 
-    `nodes` has one slice for each step. The last value is True if the slices keep the dimension.
-    Raises NoLoop for other nodes.
+    `nodes` has one slice for each step. Raises NoLoop for other nodes.
     """
     if all(is_item(n) and called(n.args[0]) in ("unbind", "split", "chunk") for n in nodes):
         sources = {n.args[0] for n in nodes}
@@ -75,7 +77,7 @@ def slices(nodes: Sequence[Any]) -> tuple[Any, int, int, int, bool]:
 
 
 def progression(indices: Sequence[int]) -> tuple[int, int]:
-    """Return first index and increment; raise NoLoop if the increment is not constant."""
+    """Return (first index, increment); raise NoLoop if the increment is not constant."""
     step = indices[1] - indices[0]
     if any(b - a != step for a, b in pairwise(indices)):
         raise NoLoop("steps in another order")
@@ -83,7 +85,7 @@ def progression(indices: Sequence[int]) -> tuple[int, int]:
 
 
 def filling(node: Any) -> float | None:
-    """Return the number that fills a tensor; None for other tensors."""
+    """Return the number that all elements of a new tensor have; None for other nodes."""
     match called(node):
         case "zeros" | "new_zeros" | "zeros_like":
             return 0.0

@@ -1,4 +1,4 @@
-"""Define a loop over time as one operation, and the call that runs it step by step."""
+"""Define a loop over time as one operation of the graph, and the function that runs it in torch."""
 
 from __future__ import annotations
 
@@ -8,60 +8,67 @@ from typing import Any
 from cuagent.expert.graph.graph import Graph
 
 RESULT = "result"
-"""Operator of the nodes with the second and later results of a loop."""
+"""`Node.op` of the nodes with the second and later results of a loop."""
 
 PRODUCT = "product"
-"""Operator of the nodes of a body that multiply a state by a matrix."""
+"""`Node.op` of the nodes in a loop's body that multiply a state by a matrix."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A value that the body reads from outside of its step."""
+    """Source of a value that a step reads from outside: a tensor, its slice, or a state."""
 
     leaf: int | None
-    """Index of the tensor among the loop's leaves (for a state: of its first value); None for a
-    number."""
+    """Index of the tensor among the loop's arguments; for a state, of its first value.
+
+    None for a state that begins with a number.
+    """
     dim: int | None = None
-    """Dimension of the tensor along which the steps lie; None for a tensor that all steps read."""
+    """Dimension of the tensor along which step k reads a slice; None if each step reads it
+    completely.
+    """
     first: int = 0
     stride: int = 1
-    """Distance between the indices of adjacent steps: step k reads `first + k * stride`."""
+    """Distance between the slices of adjacent steps: step k reads index `first + k * stride`."""
     state: bool = False
-    """True for a state: later steps read its value of the step before."""
+    """True for a state: later steps read the value that the previous step computed."""
     number: float = 0.0
-    """First value of a state without a tensor."""
+    """First value of a state that begins with a number."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """A value of the body that the loop returns."""
+    """Form in which a loop returns one value of its body."""
 
     dim: int | None
-    """Dimension of the steps in the result; None for the value of the last step alone."""
+    """Dimension of the result along which the steps' values are stacked.
+
+    None for the value of the last step alone.
+    """
     reverse: bool = False
-    """True if the last step comes first."""
+    """True if the last step's value comes first."""
 
 
 @dataclass(frozen=True)
 class Loop:
-    """All steps of a loop. The body's outputs are the new states, then the results."""
+    """A loop over time. The body's outputs are the new states, then the results."""
 
     steps: int
     body: Graph
     slots: dict[str, Slot]
-    """The slot of each input node of the body; states in the order of their new values."""
+    """Slot of each input node of the body, by name; states are in the order of their new values."""
     results: tuple[Result, ...]
     program: Any = None
-    """The body as a torch.fx graph."""
+    """The body as a torch.fx graph, which `time_loop` runs."""
 
     @property
     def states(self) -> list[str]:
-        """Input nodes of the body with the states."""
+        """Names of the body's input nodes that are states."""
         return [name for name, slot in self.slots.items() if slot.state]
 
 
 def weights_of(loop: Loop) -> set[tuple[int, bool]]:
-    """Return the leaf of the matrix of each product, with True if the matrix is transposed."""
+    """Return (index of the matrix among the arguments, is transposed) of each product in a loop."""
     found = set()
     for node in loop.body.nodes:
         if node.op == PRODUCT:
@@ -72,12 +79,12 @@ def weights_of(loop: Loop) -> set[tuple[int, bool]]:
 
 
 def state_product(x: Any, weight: Any, *, transposed: bool = False) -> Any:
-    """Return the product of a value of the loop with a matrix that all steps read."""
+    """Return the product of `x`, a value of the loop, with a matrix that all steps read."""
     return x @ (weight.T if transposed else weight)
 
 
 def time_loop(leaves: tuple[Any, ...], *, loop: Loop) -> tuple[Any, ...]:
-    """Return the results of a loop, computed step by step."""
+    """Run a loop step by step in torch; return its results. `leaves` are its arguments."""
     import torch
 
     module = torch.fx.GraphModule(torch.nn.Module(), loop.program)

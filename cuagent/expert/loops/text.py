@@ -1,4 +1,4 @@
-"""Write elements of a loop as C++: addresses, loads and operations; for both generators."""
+"""Write the elements of a loop as C++ for both generators: addresses, loads and operations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cuagent.expert.streaming.text import Writer
 
 
 class LoopText:
-    """Names and expressions of one loop's kernel. A subclass says where a value is stored."""
+    """Writer of one loop's kernel. A subclass decides where values are stored."""
 
     integer = "long"
 
@@ -36,7 +36,9 @@ class LoopText:
         self.needed = self._needed()
 
     def _needed(self) -> list[int]:
-        """Return the elements that a state or a read result needs, arguments first."""
+        """Return the positions of the elements on which a state or a result depends, arguments
+        first.
+        """
         targets = [*self.elements.states, *(t for _, t, _ in self.outputs())]
         found = {t.element for t in targets}
         for k in reversed(range(len(self.elements.elements))):
@@ -45,7 +47,7 @@ class LoopText:
         return sorted(found)
 
     def outputs(self) -> list[tuple[Node, Target, Result]]:
-        """Return node, target and form of each result that the group writes."""
+        """Return (node, element, form) of each result that the kernel writes."""
         nodes = {0 if n is self.anchor else n.spec: n for n in self.request.group.nodes}
         return [
             (nodes[k], target, self.loop.results[k])
@@ -54,7 +56,7 @@ class LoopText:
         ]
 
     def parameters(self, qualifier: str) -> list[str]:
-        """Return the launcher's parameters: results, then tensors that are read."""
+        """Return the launcher's C++ parameters: results first, then the tensors that are read."""
         outputs = {node.name: node for node, _, _ in self.outputs()}
         results = [
             f"{TYPES[outputs[n].dtype]}* {qualifier} out_{k}"
@@ -81,14 +83,16 @@ class LoopText:
             )
 
     def axis(self, axis: int) -> str:
-        """Return the variable with the index of an axis."""
+        """Return the C++ variable with the index along an axis."""
         return f"a{axis}"
 
     def is_lane(self, element: Element) -> bool:
         return not element.axes.isdisjoint(self.lanes)
 
     def load(self, element: Element, step: str) -> str:
-        """Return the expression of a loaded element; `step` is the expression of the step."""
+        """Return the C++ expression that loads an element; `step` is the expression of the step's
+        number.
+        """
         slot = self.loop.slots[element.node.name]
         assert slot.leaf is not None
         base, found, offset = self.leaves[slot.leaf]
@@ -101,7 +105,7 @@ class LoopText:
         return self._read(base, terms, element.index, strides, offset)
 
     def first_value(self, position: int) -> str:
-        """Return the expression of a state's element before the first step."""
+        """Return the C++ expression of the first value of the state number `position`."""
         slot = self.loop.slots[self.loop.states[position]]
         if slot.leaf is None:
             return number(slot.number)
@@ -135,7 +139,9 @@ class LoopText:
         return " + ".join(words)
 
     def value(self, position: int, names: dict[int, str]) -> str:
-        """Return the expression of an operation over the named operands."""
+        """Return the C++ expression of an operation; `names` are the expressions of its
+        operands.
+        """
         element = self.elements.elements[position]
         integers = ("int64", "int32")
         whole = any(
@@ -147,15 +153,15 @@ class LoopText:
         return expression(element.node, words)
 
     def declared(self, position: int) -> str:
-        """Return the type of an element in a register."""
+        """Return the C++ type of a variable with the element at `position`."""
         return computed_type(self.elements.elements[position].node.dtype)
 
     def name(self, position: int) -> str:
-        """Return the variable of an element."""
+        """Return the C++ name of the element at `position`."""
         return f"{identifier(self.elements.elements[position].node.name)}_{position}"
 
     def store(self, node: Node, target: Target, result: Result, value: str, step: str) -> str:
-        """Return the statement that writes an element of a result."""
+        """Return the C++ statement that writes `value` as an element of a result."""
         strides = list(contiguous_strides(node.shape))
         terms: list[tuple[str, int]] = []
         if result.dim is not None:
@@ -169,9 +175,11 @@ class LoopText:
         return f"out_{k}[{self._sum(terms, 0)}] = {narrowed(value, node.dtype)};"
 
     def guards(self, target: Target) -> str:
-        """Return the condition that a channel has index 0 on each axis that a result lacks.
+        """Return the C++ condition under which a channel writes a result that lacks some channel
+        axes.
 
-        Of all channels with the same result, one writes it.
+        It is true for index 0 on these axes, so that one of the channels with equal results writes
+        it.
         """
         own = {p.axis for p in target.index}
         return " && ".join(f"{self.axis(a)} == 0" for a in self.channels if a not in own)

@@ -1,1 +1,1 @@
-"""Kernels of pools and interpolation with the elementwise operations around them."""
+"""Kernels of pools and interpolations with the elementwise operations around them."""

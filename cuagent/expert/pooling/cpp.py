@@ -1,7 +1,7 @@
-"""Generate C++ kernels of pools and interpolation for the CPU.
+"""Generate C++ kernels of pools and interpolations for the CPU.
 
-A row of results is held in the cache. For each element of the window along the innermost dimension
-the results that it belongs to are a constant range, so the vector loops have no conditions.
+A row of results is in the cache. For each element of the window along the innermost dimension, the
+results whose windows contain it are a constant range, so the vector loops have no conditions.
 Interpolation blends rows first, then elements of the blended row.
 """
 
@@ -16,13 +16,13 @@ from cuagent.expert.pooling.positions import START, PoolText, adaptive_bounds, w
 from cuagent.expert.streaming.nest import NestError
 
 LONG_ROW = 4096
-"""Most results that are computed together; a longer row is divided into parts."""
+"""Largest number of results of a row that are computed together; longer rows are divided."""
 MAX_TOGETHER = 16
-"""Largest number of elements of a window along the innermost dimension that one loop joins."""
+"""Largest number of window elements along the innermost dimension that one loop step joins."""
 MAX_SOURCE = 1 << 14
-"""Elements of the longest row that is blended in the cache."""
+"""Number of elements of the longest input row that is computed into an array in the cache."""
 PARALLEL_OPERATIONS = 1 << 14
-"""Elements read below which a parallel region costs more than it saves."""
+"""Number of elements read below which a parallel region costs more than it saves."""
 
 
 def generate(request: Request) -> KernelCall:
@@ -37,10 +37,10 @@ class _Pool(PoolText):
         self.inner = len(self.shape) - 1
         self.width = self.shape[self.inner]
         self.rows = [k for k, n in enumerate(self.shape[:-1]) if k in self.sides]
-        """Pooled dimensions but the innermost."""
+        """Pooled dimensions except the innermost."""
         self.first, self.end = "0", str(self.width)
         self.in_source = False
-        """True if a row of the argument is in the array `source`."""
+        """True if the current row of the argument was computed into the array `source`."""
 
     def text(self) -> str:
         w = self.w
@@ -103,7 +103,7 @@ class _Pool(PoolText):
         return None
 
     def _channels(self) -> None:
-        """Write the loops of a pool whose innermost dimension is not pooled (channels-last)."""
+        """Write the loops of a pool over other dimensions than the innermost (channels-last)."""
         w = self.w
         w(f"alignas(64) float joined[{self.width}];")
         self._vector_loop("0", str(self.width))
@@ -121,12 +121,16 @@ class _Pool(PoolText):
         w.close()
 
     def _computed(self) -> bool:
-        """Return True if an element of the argument takes more than a load."""
+        """Return True if an element of the argument needs arithmetic or a conversion, not only a
+        load.
+        """
         name = str(self.anchor.args[0])
         return name in self.values.nodes or self.anchor.dtype != "float32"
 
     def _source_row(self, side: Window, places: dict[int, str]) -> None:
-        """Compute a row of the argument once; its elements belong to several windows."""
+        """Write the computation of a row of the argument, whose elements belong to several
+        windows.
+        """
         w = self.w
         w(f"alignas(64) float source[{side.extent}];")
         w.pragma("omp simd")
@@ -140,7 +144,7 @@ class _Pool(PoolText):
         return f"source[{places[self.inner]}]" if self.in_source else super().element(places)
 
     def _line(self, side: Window) -> None:
-        """Write the loops of a pool along one dimension; only those at the borders have tests."""
+        """Write the loops of a pool along one dimension; loops at the borders have conditions."""
         ranges = [results_of(side, tap) for tap in range(side.kernel)]
         low, high = max(a for a, _ in ranges), min(b for _, b in ranges)
         low, high = (low, high) if low < high else (side.count, side.count)
@@ -151,10 +155,10 @@ class _Pool(PoolText):
                 )
 
     def _line_part(self, side: Window, start: int, end: int, ranges: list[tuple[int, int]]) -> None:
-        """Write the loop over results `start` to `end`.
+        """Write the loop over the results `start` to `end`.
 
-        `ranges` has the range of results that each element of the window belongs to; it is empty
-        if that is all of them.
+        `ranges` has, for each window element, the range of results for which it is inside the
+        argument. Empty if it is inside for all.
         """
         w, k = self.w, self.inner
         if ranges:
@@ -177,7 +181,9 @@ class _Pool(PoolText):
         w.close()
 
     def _tap(self, side: Window, tap: int) -> str:
-        """Return the place of element `tap` of a window along the innermost dimension."""
+        """Return the C++ expression of the input index of window element `tap` in the innermost
+        dimension.
+        """
         k, offset = self.inner, tap * side.dilation - side.padding
         scaled = f"i{k} * {side.stride}" if side.stride > 1 else f"i{k}"
         return f"{scaled} {'-' if offset < 0 else '+'} {abs(offset)}" if offset else scaled
@@ -186,7 +192,7 @@ class _Pool(PoolText):
         return f"i{self.inner} - start" if self.first == "start" else f"i{self.inner}"
 
     def _open_window(self, k: int, side: Window) -> None:
-        """Open the loop over the elements of a window along dimension `k`."""
+        """Open the C++ loop over the elements of a window along dimension `k`."""
         w = self.w
         if side.adaptive:
             start, end = adaptive_bounds(f"i{k}", side)
@@ -212,7 +218,9 @@ class _Pool(PoolText):
         w.close(2)
 
     def _window_row(self, side: Window, places: dict[int, str]) -> None:
-        """Join the elements of all windows of a row, each over the results that it belongs to."""
+        """Write the loops that join the window elements of one input row to the results of a
+        row.
+        """
         ranges = [results_of(side, tap) for tap in range(side.kernel)]
         low, high = max(a for a, _ in ranges), min(b for _, b in ranges)
         if side.kernel > MAX_TOGETHER or low >= high:
@@ -228,7 +236,7 @@ class _Pool(PoolText):
     def _join(
         self, side: Window, places: dict[int, str], taps: list[int], start: int, end: int
     ) -> None:
-        """Write the loop that joins elements `taps` of the windows of results `start` to `end`."""
+        """Write the loop that joins the window elements `taps` to the results `start` to `end`."""
         if start >= end:
             return
         w, k = self.w, self.inner
@@ -271,7 +279,9 @@ class _Pool(PoolText):
         w.close()
 
     def _linear(self) -> None:
-        """Blend the rows around the result's row, then adjacent elements of the blended row."""
+        """Write a linear interpolation: blend the adjacent rows, then adjacent elements of the
+        blended row.
+        """
         if self.inner not in self.sides:
             return self._linear_channels()
         w, k, extent = self.w, self.inner, self.sides[self.inner].extent
@@ -293,7 +303,7 @@ class _Pool(PoolText):
         return None
 
     def _linear_channels(self) -> None:
-        """Blend the corners around each result for adjacent channels."""
+        """Write a linear interpolation over other dimensions than the innermost."""
         blends = {d: self.linear(d) for d in self.rows}
         self._vector_loop("0", str(self.width))
         self.w(f"const float result = {self._blend(blends, {})};")
@@ -301,7 +311,10 @@ class _Pool(PoolText):
         self.w.close()
 
     def _blend(self, blends: dict[int, tuple[str, str, str]], inner: dict[int, str]) -> str:
-        """Return the weighted sum of the elements around a place in the outer dimensions."""
+        """Return the C++ expression of the weighted sum of the elements around a position.
+
+        `blends` has (lower index, upper index, weight) of each outer dimension.
+        """
         terms = []
         for corner in itertools.product((0, 1), repeat=len(self.rows)):
             places = {d: blends[d][c] for d, c in zip(self.rows, corner, strict=True)}
@@ -314,7 +327,9 @@ class _Pool(PoolText):
 
 
 def results_of(side: Window, tap: int) -> tuple[int, int]:
-    """Return the range of results whose windows have element `tap` inside the argument."""
+    """Return the (first, end) of the results for which window element `tap` is inside the
+    argument.
+    """
     offset = tap * side.dilation - side.padding
     first = max(0, -(offset // side.stride)) if offset < 0 else 0
     end = min(side.count, (side.extent - 1 - offset) // side.stride + 1)

@@ -1,6 +1,6 @@
-"""Generate CUDA kernels of pools and interpolation: one thread for each result.
+"""Generate CUDA kernels of pools and interpolations: one thread for each result.
 
-Adjacent threads have adjacent results, so that a warp reads adjacent windows; the cache serves
+Adjacent threads compute adjacent results, so that a warp reads adjacent windows; the cache serves
 elements that several windows share.
 """
 
@@ -16,7 +16,7 @@ from cuagent.expert.streaming.cuda_text import headers_of
 
 THREADS = 256
 MAX_UNROLLED = 32
-"""Most elements of a window whose loops are unrolled."""
+"""Largest number of elements of a window whose loops are unrolled."""
 
 
 def generate(request: Request) -> KernelCall:

@@ -1,4 +1,4 @@
-"""Write windows, divisors and source positions, for the C++ and the CUDA generator of pools."""
+"""Write windows, divisors and source positions of pools as C++, for both generators."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ START = {"max": "-INFINITY", "mean": "0.f", "sum": "0.f"}
 
 
 class PoolText:
-    """Names and expressions of a kernel for a pool or a resample.
+    """Writer of a kernel for a pool or a resample.
 
     `sides` maps each pooled dimension to its `Window` or `Scale`.
     """
@@ -25,15 +25,17 @@ class PoolText:
         self.sides = dict(zip(self.anchor.dims, self.anchor.spec, strict=True))
 
     def index(self) -> Index:
-        """Return the index variables of the result."""
+        """Return the C++ index variables of the result, one per dimension."""
         return tuple(f"i{k}" for k in range(len(self.shape)))
 
     def source(self, places: dict[int, str]) -> Index:
-        """Return an index of the argument with the given places in the pooled dimensions."""
+        """Return the C++ index of the argument's element at `places` (by pooled dimension)."""
         return tuple(places.get(k, f"i{k}") for k in range(len(self.shape)))
 
     def element(self, places: dict[int, str]) -> str:
-        """Declare an element of the argument, and return its variable."""
+        """Declare a variable with the argument's element at `places` (by pooled dimension); return
+        its name.
+        """
         return self.values.at(self.anchor.args[0], self.source(places))
 
     def head(self, *includes: str) -> None:
@@ -54,13 +56,17 @@ class PoolText:
         self.w()
 
     def joined(self, word: str, value: str) -> str:
-        """Return the statement that adds `value` to the variable `word`, or takes the larger."""
+        """Return the C++ statement that adds `value` to `word`, or stores the larger of both in
+        `word`.
+        """
         if self.op == "max":
             return f"{word} = ({value} > {word}) | ({value} != {value}) ? {value} : {word};"
         return f"{word} += {value};"
 
     def divided(self, word: str) -> str:
-        """Return a window's result: `word`, which a mean divides by the number of elements."""
+        """Return the C++ expression of a window's result; for a mean, `word` divided by the element
+        count.
+        """
         if self.op != "mean":
             return word
         constant, factors = 1, []
@@ -89,7 +95,9 @@ class PoolText:
         return f"static_cast<float>(count{k})"
 
     def nearest(self, k: int) -> str:
-        """Declare the source index along dimension `k` (nearest), and return its variable."""
+        """Declare a variable with the source index along dimension `k` (nearest); return its
+        name.
+        """
         side = self.sides[k]
         repeats = whole_repeats(side)
         if repeats:
@@ -101,9 +109,9 @@ class PoolText:
         return f"p{k}"
 
     def linear(self, k: int) -> tuple[str, str, str]:
-        """Declare two source indices along dimension `k`, and the weight of the second.
+        """Declare variables for a linear interpolation along dimension `k`.
 
-        Return the three variables.
+        Returns (lower source index, upper source index, weight of the upper one).
         """
         side = self.sides[k]
         factor, place = number(side.factor), f"static_cast<float>(static_cast<int>(i{k}))"
@@ -119,7 +127,7 @@ class PoolText:
 
 
 def constant_count(side: Window) -> int | None:
-    """Return the divisor of a mean along one dimension; None if it varies between the windows."""
+    """Return the divisor of a mean along one dimension; None if it differs between windows."""
     if side.adaptive:
         return None
     limit = side.extent + (side.padding if side.include_padding else 0)
@@ -129,16 +137,17 @@ def constant_count(side: Window) -> int | None:
 
 
 def adaptive_bounds(index: str, side: Window) -> tuple[str, str]:
-    """Return first element and end of an adaptive window."""
+    """Return the C++ expressions of an adaptive window's first element and end."""
     start = f"({index} * {side.extent} / {side.count})"
     end = f"((({index} + 1) * {side.extent} + {side.count - 1}) / {side.count})"
     return start, end
 
 
 def whole_repeats(side: Scale) -> int:
-    """Return how often each element appears if that is a power of two; else 0.
+    """Return how often the resample repeats each element if that is a power of two; else 0.
 
-    The source index is then an integer quotient; otherwise it is a float product, cut as in torch.
+    The source index is then an integer quotient; otherwise it is a rounded-down float product, as
+    in torch.
     """
     repeats = side.count // side.extent
     whole = repeats * side.extent == side.count and side.factor * repeats == 1

@@ -1,1 +1,1 @@
-"""Recurrences over time: loops over cells, and scans of linear recurrences."""
+"""Recurrent cells over time: kernels and calls that compute all steps of an RNN, GRU or LSTM."""

@@ -1,4 +1,4 @@
-"""Define the cells of recurrences, and the call that computes all steps of one of them.
+"""Define the recurrent cells, and the function that computes all steps of one in torch.
 
 In each step t, with x = W_ih x_t + b_ih and h = W_hh h_(t-1) + b_hh in slices of the hidden size:
 
@@ -15,23 +15,27 @@ from typing import Any
 GATES = {"rnn_tanh": 1, "rnn_relu": 1, "gru": 3, "lstm": 4}
 """Number of gates of each cell: its weights have this many slices of the hidden size."""
 CELLS = {f"{name}_cell": name for name in GATES}
-"""Cell of each operator of torch that computes a single step."""
+"""Short name of each cell ("gru"), by the name of torch's operator for a single step
+("gru_cell").
+"""
 
 
 @dataclass(frozen=True)
 class Recurrence:
-    """All steps of one cell on one sequence."""
+    """One cell applied to all steps of a batch of sequences."""
 
     cell: str
     steps: int
     rows: int
-    """Sequences in the batch."""
+    """Number of sequences in the batch."""
     hidden: int
     reverse: bool
     batch_first: bool
-    """True if the projected inputs have the batch before the steps."""
+    """True if the batch dimension of the projected inputs precedes the steps."""
     processors: int = 0
-    """Multiprocessors of the GPU; 0 on a CPU, whose kernel reads the weights in panels."""
+    """Number of multiprocessors of the GPU; 0 on a CPU, whose kernel reads the weights in
+    panels.
+    """
 
     @property
     def gates(self) -> int:

@@ -1,9 +1,9 @@
 """Generate the C++ kernel that computes all steps of a recurrent cell on the CPU.
 
-Each thread has some rows of the batch for all steps, so that no step waits for another thread.
-A step goes through panels of 16 units: the product of the panel's weights with the state, in
-registers for up to 6 or 12 rows, then the activations of these units. A panel is read from the
-cache for all rows of the thread. Not covered: more threads than rows of the batch.
+Each thread computes some rows (sequences) of the batch for all steps, so that no step waits for
+another thread. A step goes through panels of 16 units: the product of the panel's weights with the
+state, in registers for up to 6 or 12 rows, then the activations of these units. A panel is read
+from the cache for all rows of the thread. Not covered: more threads than rows of the batch.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from cuagent.expert.streaming.nest import storage
 from cuagent.expert.streaming.text import Writer
 
 UNITS = 16
-"""Units in one panel of weights: one vector of 64 bytes, or two of 32."""
+"""Number of hidden units in one panel of weights: one vector of 64 bytes, or two of 32."""
 MOST_TOGETHER = 12
 PARALLEL_OPERATIONS = 1 << 18
-"""Multiplications below which a parallel region costs more than it saves."""
+"""Number of multiplications below which a parallel region costs more than it saves."""
 LOCALS = {
     "old", "state", "cell", "sums", "buffer", "threads", "thread", "start", "rows", "result",
     "last", "multiply", "units", "part", "equal_part", "all", "weights",
 }  # fmt: skip
-"""Local variables of the kernel. A parameter with one of these names is renamed."""
+"""Names of local variables of the kernel; a parameter with such a name is renamed."""
 PRODUCT = f"""// A panel has {UNITS} units. GCC keeps vectors of 64 bytes in memory on AVX2.
 #ifdef __AVX512F__
 constexpr int WIDTH = 16;
@@ -188,7 +188,7 @@ class _Kernel:
             w(f"for (long k = 0; k < rows * {hidden}; ++k) last[start * {hidden} + k] = {value};")
 
     def _products(self) -> None:
-        """Write the products of one panel with the states of some rows."""
+        """Write the products of one panel of weights with the states of some rows."""
         w, spec = self.w, self.spec
         hidden, gates = spec.hidden, spec.gates
         panels = _parameter(self.operands[1][0].name)
@@ -204,7 +204,7 @@ class _Kernel:
         w.close()
 
     def _activations(self) -> None:
-        """Write the equations of the cell for the units of one panel."""
+        """Write the cell's equations for the units of one panel."""
         w, spec = self.w, self.spec
         hidden, gates = spec.hidden, spec.gates
         base, (outer, inner, unit), offset = self.operands[0]

@@ -1,10 +1,10 @@
 """Generate the CUDA kernel that computes all steps of a recurrent cell.
 
-A cluster of blocks has some rows of the batch for all steps, so that no step waits for the whole
-grid. The weights of the state stay in registers: a warp has all gates of some units, and each lane
-a part of the columns. After a step each unit is stored to the shared memory of every block of the
-cluster, and one barrier of the cluster follows.
-Not covered: GPUs without clusters, states whose weights do not fit into a cluster's registers.
+A cluster of blocks computes some rows (sequences) of the batch for all steps, so that no step waits
+for the whole grid. The weights of the state stay in registers: a warp has all gates of some units,
+and each lane a part of the columns. After a step each unit is stored to the shared memory of every
+block of the cluster, and one barrier of the cluster follows. Not covered: GPUs without clusters,
+states whose weights do not fit into a cluster's registers.
 """
 
 from __future__ import annotations
@@ -22,49 +22,52 @@ from cuagent.expert.streaming.nest import NestError, storage
 from cuagent.expert.streaming.text import Writer
 
 WARPS = 16
-"""Warps of a block; a thread then has up to 128 registers."""
+"""Number of warps of a block; a thread then has up to 128 registers."""
 CLUSTERS = (1, 2, 4, 8)
 """Cluster sizes, in blocks, that every GPU with clusters can run."""
 MOST_WEIGHTS = 64
 """Largest number of weights in the registers of a thread."""
 MOST_PASSES = 4
 MOST_STATE = 48 << 10
-"""Largest number of bytes of static shared memory."""
+"""Largest size in bytes of the states that a kernel stores in static shared memory."""
 BARRIER, PASS = 900, 400
-"""Estimated cycles of a step, and of a pass, in addition to those of the products."""
+"""Estimated cycles of a step and of a pass over rows, in addition to those of the products."""
 LANES = 32
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The rows, units and columns of a recurrence that each cluster, warp and lane computes."""
+    """Division of a recurrence's rows, units and columns among clusters, warps and lanes."""
 
     cluster: int
     """Number of blocks in a cluster."""
     units: int
     """Number of hidden units that a warp computes, a power of 2."""
     slots: int
-    """Gates of a cell, rounded up to a power of 2."""
+    """Number of gates of a cell, rounded up to a power of 2."""
     together: int
-    """Rows that a warp sums in one pass, a power of 2."""
+    """Number of rows that a warp sums in one pass, a power of 2."""
     passes: int
-    """Passes in which a cluster goes through its rows."""
+    """Number of passes in which a cluster computes all its rows."""
     chunks: int
-    """Groups of four columns that a lane has."""
+    """Number of groups of four columns that each lane multiplies."""
 
     @property
     def rows(self) -> int:
-        """Rows of a cluster."""
+        """Number of rows that a cluster computes."""
         return self.together * self.passes
 
     @property
     def values(self) -> int:
-        """Number of sums that a warp computes in one pass; the lanes share them."""
+        """Number of sums that a warp computes in one pass, divided among its lanes."""
         return self.together * self.units * self.slots
 
 
 def layout(cell: str, rows: int, hidden: int, processors: int) -> Layout | None:
-    """Return the fastest layout by an estimate of the cycles; None if the weights do not fit."""
+    """Return the fastest layout by an estimate of the cycles.
+
+    None if the weights do not fit into the registers of a cluster.
+    """
     found = []
     for cluster in CLUSTERS:
         for shape in _layouts(cell, rows, hidden, cluster):
@@ -98,7 +101,7 @@ def _power_of_2(count: int) -> int:
 
 
 def has_kernel(cell: str, rows: int, hidden: int, dtype: str, target: Target) -> bool:
-    """Return True if a kernel of our own may compute this recurrence."""
+    """Return True if a generated CUDA kernel can compute this recurrence on the target."""
     if target.device != "cuda" or target.capability < (9, 0) or dtype != "float32":
         return False
     return layout(cell, rows, hidden, target.processors) is not None
@@ -145,12 +148,15 @@ EQUATIONS = {
         "const float h = out * hyperbolic_tangent(own[pass]);",
     ],
 }
-"""Equations over `x`, the projected inputs, `s`, the weighted sums of the state, and `own`, the
-part of the state that the lane keeps for its unit: h of a gru, c of an lstm."""
+"""C++ lines with each cell's equations.
+
+`x` are the projected inputs, `s` the weighted sums of the state, and `own` the part of the state
+that the lane has for its unit: h of a gru, c of an lstm.
+"""
 
 
 def generate(request: Request) -> KernelCall:
-    """Return the kernel of a recurrence. Raises NestError if it does not fit."""
+    """Return the kernel of a recurrence. Raises NestError if no layout fits."""
     kernel = _Kernel(request)
     text = kernel.text()
     return cuda_call(request, text, kernel.tensors_read, ("pointwise_cuda.h", "cluster_cuda.h"))
@@ -161,7 +167,8 @@ def _parameter(tensor: str) -> str:
 
 
 def _operand(graph: Graph, name: str) -> tuple[Node, tuple[int, ...], int]:
-    """Return the tensor that the launcher takes, with the strides and the offset of its elements.
+    """Return (tensor that the launcher reads, strides, offset of its first element) of operand
+    `name`.
 
     A slice of adjacent elements is passed as a separate tensor, so that layers can share a kernel.
     """
@@ -226,7 +233,7 @@ class _Kernel:
         w("constexpr int COPIES = 32 / VALUES, SHARE = COPIES * SLOTS;")
 
     def _place(self) -> None:
-        """Write the declarations of the rows and units that a lane has."""
+        """Declare the rows and units that a lane computes."""
         w = self.w
         w("alignas(16) __shared__ float state[2][TOGETHER * PASSES][WIDTH];")
         w("const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;")
@@ -238,7 +245,7 @@ class _Kernel:
         w("const bool exists = unit < HIDDEN;")
 
     def _load(self) -> None:
-        """Write the loads of weights, biases and first states."""
+        """Write the loads of weights, biases and first states into registers."""
         w = self.w
         base, (outer, inner), offset = self.operands[1]
         w("float weight[UNITS][SLOTS][CHUNKS][4];")
@@ -279,7 +286,7 @@ class _Kernel:
         self._inputs("0")
 
     def _inputs(self, step: str) -> None:
-        """Write the loads of the projected inputs of a step."""
+        """Write the loads of the projected inputs of step `step`."""
         w, spec = self.w, self.spec
         base, (outer, inner, unit), offset = self.operands[0]
         time, row = (inner, outer) if spec.batch_first else (outer, inner)

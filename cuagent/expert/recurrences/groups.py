@@ -1,4 +1,4 @@
-"""Group the results of each recurrence into one kernel."""
+"""Group the nodes of each recurrence, so that one kernel computes all its results."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from cuagent.expert.graph.graph import Graph, Kind
 from cuagent.expert.streaming.group import Group
 
 LAST = "last"
-"""Operator (`Node.op`) of the node with the last c of an lstm."""
+"""`Node.op` of the node with an lstm's cell state c after the last step."""
 
 
 def recurrence_groups(graph: Graph) -> tuple[Group, ...]:
-    """Return one group for each recurrence: h of all steps, and the last c if it is read."""
+    """Return one group for each recurrence: h of all steps, and the last c if a node reads it."""
     users = graph.users()
     groups = []
     for node in graph.nodes:

@@ -1,11 +1,11 @@
-"""Replace loops over cells, and the recurrent layers of torch, by calls for all their steps.
+"""Replace loops over recurrent cells, and torch's recurrent layers, by calls for all their steps.
 
-A loop qualifies if the cells of all steps have one weight, each reads the state of the one before,
-and no input of a step depends on the loop. On the CPU the call is a kernel of our own, also for
-`nn.LSTM`, `nn.GRU` and `nn.RNN`, up to a hidden size of 256; on a GPU it is the library's layer,
-which `with_layers` replaces by a kernel where one fits. Equal in exact arithmetic.
-Not covered: loops that feed a result back through other operators, projections of LSTM, dropout
-between layers in training, packed sequences.
+A loop qualifies if the cells of all steps have the same weights, each reads the state of the
+previous one, and no other input of a step depends on the loop. On the CPU the call is a generated
+kernel, also for `nn.LSTM`, `nn.GRU` and `nn.RNN`, up to a hidden size of 256; on a GPU it is
+torch's layer, which `with_layers` replaces by a generated kernel where possible. The result is
+equal in exact arithmetic. Not covered: loops that feed a result back through other operators,
+projections of LSTM, dropout between layers in training, packed sequences.
 """
 
 from __future__ import annotations
@@ -24,25 +24,28 @@ from cuagent.expert.recurrences.cuda import has_kernel
 
 LEAST_STEPS = 2
 MOST_HIDDEN = 256
-"""Largest hidden size of our own kernel on the CPU. At 256 an LSTMCell loop took 0.86 times the
-processor time of torch's, at 512 an `nn.LSTM` 1.4 times (AVX2, one thread, 16 and 32 rows)."""
+"""Largest hidden size for which a generated kernel is used on the CPU.
+
+At 256 an LSTMCell loop took 0.86 times the processor time of torch's, at 512 an `nn.LSTM` 1.4 times
+(AVX2, one thread, 16 and 32 rows).
+"""
 
 
 @dataclass(frozen=True)
 class Loop:
-    """Steps of one cell, in order."""
+    """A chain of calls of one recurrent cell, in order of the steps."""
 
     cell: str
     steps: tuple[Any, ...]
 
     @property
     def weights(self) -> tuple[Any, ...]:
-        """weight_ih, weight_hh, bias_ih and bias_hh; None for a missing bias."""
+        """Nodes (weight_ih, weight_hh, bias_ih, bias_hh); None for a missing bias."""
         return _weights(self.steps[0])
 
 
 def with_recurrences(captured: Captured, device: str) -> tuple[Captured, tuple[str, ...]]:
-    """Return the graph with one call for each recurrence, and the names of replaced operators."""
+    """Return (graph with one call for each loop over cells, names of the replaced operators)."""
     edit = Edit(captured)
     found = []
     for loop in _loops(edit):
@@ -56,7 +59,9 @@ def with_recurrences(captured: Captured, device: str) -> tuple[Captured, tuple[s
 
 
 def with_layers(captured: Captured, target: Target) -> tuple[Captured, tuple[str, ...]]:
-    """Return the graph with a kernel for each recurrent layer that fits a GPU, and their names."""
+    """Return (graph with generated CUDA kernels for recurrent layers, names of the replaced
+    operators).
+    """
     edit = Edit(captured)
     found = [
         str(node.name)
@@ -87,7 +92,9 @@ def _states(step: Any) -> list[Any]:
 
 
 def _results(step: Any) -> list[Any]:
-    """Return the nodes of a step's h and, for an lstm, its c; None for one without a reader."""
+    """Return the nodes of a step's h and, for an lstm, its c; None for a value that no node
+    reads.
+    """
     if CELLS[called(step)] != "lstm":
         return [step]
     items: list[Any] = [None, None]
@@ -98,7 +105,7 @@ def _results(step: Any) -> list[Any]:
 
 
 def _loops(edit: Edit) -> list[Loop]:
-    """Return the chains of steps with equal weights."""
+    """Return the chains of at least LEAST_STEPS cell calls with the same weights."""
     loops: list[Loop] = []
     taken: set[Any] = set()
     for node in edit.nodes:
@@ -114,7 +121,7 @@ def _loops(edit: Edit) -> list[Loop]:
 
 
 def _next(step: Any) -> Any:
-    """Return the step that continues from all states of this one; None if there is none."""
+    """Return the step that reads all states of this one; None if there is none."""
     results = _results(step)
     if None in results:
         return None
@@ -126,7 +133,7 @@ def _next(step: Any) -> Any:
 
 
 def _replaced(edit: Edit, loop: Loop, device: str) -> bool:
-    """Replace a loop by one call; return False if an input depends on the loop."""
+    """Replace a loop by one call; return False if an input of a step depends on the loop."""
     inputs = [step.args[0] for step in loop.steps]
     if len(shape_of(inputs[0])) != 2 or len({shape_of(x) for x in inputs}) != 1:
         return False
@@ -151,7 +158,7 @@ def _replaced(edit: Edit, loop: Loop, device: str) -> bool:
 
 
 def _depends(inputs: Sequence[Any], steps: set[Any], first: int, position: dict[Any, int]) -> bool:
-    """Return True if an input of a step depends on a step.
+    """Return True if one of `inputs` depends on a step of the loop.
 
     `position` has the index of each node that existed before the edits; `first` is the first
     step's.
@@ -171,7 +178,9 @@ def _depends(inputs: Sequence[Any], steps: set[Any], first: int, position: dict[
 
 
 def _sequence(edit: Edit, inputs: Sequence[Any]) -> tuple[Any, bool]:
-    """Return the inputs of all steps as one tensor, and if its batch comes before its steps."""
+    """Return (node with the inputs of all steps, True if its batch dimension precedes the
+    steps).
+    """
     import torch
 
     bases = {x.args[0] for x in inputs if called(x) == "select"}
@@ -197,7 +206,7 @@ def _whole(
     own: bool,
     processors: int = 0,
 ) -> Any:
-    """Add the call of all steps: a kernel of our own, or the library's layer."""
+    """Add the call that computes all steps: a generated kernel if `own`, else torch's layer."""
     import torch
 
     steps, rows = shape_of(x)[:2][::-1] if batch_first else shape_of(x)[:2]
@@ -221,7 +230,9 @@ def _whole(
 
 
 def _outputs(edit: Edit, cell: str, call: Any, own: bool) -> tuple[Any, Any]:
-    """Add the results of a call: h of all steps, steps first, and for an lstm the last c."""
+    """Add nodes for the results of a call: h of all steps, steps first, and for an lstm the last
+    c.
+    """
     import operator
 
     import torch
@@ -246,7 +257,7 @@ def _step(edit: Edit, outputs: Any, k: int) -> Any:
 
 
 def _stacks(edit: Edit, loop: Loop, outputs: Any) -> None:
-    """Let nodes that stack h of all steps in order read the result of the call instead."""
+    """Replace nodes that stack h of all steps in order by the result of the call."""
     import torch
 
     aten = torch.ops.aten
@@ -272,7 +283,7 @@ def _stacks(edit: Edit, loop: Loop, outputs: Any) -> None:
 
 
 def _joins(node: Any, states: Sequence[Any], dim: int) -> bool:
-    """Return True if `node` concatenates all steps in order, each with a new dimension `dim`."""
+    """Return True if `node` concatenates h of all steps in order along a new dimension `dim`."""
     if called(node) != "cat" or argument(node, 1, "dim", 0) % 3 != dim:
         return False
     parts = list(node.args[0])
@@ -283,7 +294,7 @@ def _joins(node: Any, states: Sequence[Any], dim: int) -> bool:
 
 
 def _layers(edit: Edit, node: Any, target: Target | None = None) -> bool:
-    """Replace a recurrent layer of torch by kernels; return False if a precondition fails.
+    """Replace a recurrent layer of torch by generated kernels; return False if it does not qualify.
 
     Without a target the kernels are for the CPU.
     """

@@ -1,1 +1,1 @@
-"""Kernels of cumulative sums and products with the elementwise operations around them."""
+"""Kernels of scans (cumulative sums and products) with the elementwise operations around them."""

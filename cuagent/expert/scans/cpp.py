@@ -1,8 +1,9 @@
-"""Generate C++ kernels of scans for the CPU.
+"""Generate C++ kernels of scans (cumulative sums and products) for the CPU.
 
-Sums are kept in double, as torch keeps them. Along the innermost dimension some rows advance
-together, because each addition waits for the one before it; elementwise work is done in blocks
-before and after, where it can be vectorized. Along another dimension adjacent rows are vectorized.
+Sums are accumulated in double, as in torch. A row is a line along the scanned dimension. If this is
+the innermost dimension, some rows advance together, because each addition waits for the one before
+it; elementwise work is done in blocks before and after, where it can be vectorized. Along another
+dimension vectors run over adjacent rows.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from cuagent.expert.kernel import KernelCall, Request, cpp_call
 from cuagent.expert.scans.loops import IDENTITY, SIGN, ScanText
 
 TOGETHER = 8
-"""Rows that advance together."""
+"""Number of rows that one loop scans at the same time."""
 BLOCK = 256
-"""Elements of a row in one block."""
+"""Number of elements of a row in one block."""
 TILE = 256
-"""Adjacent rows in one tile."""
+"""Number of adjacent rows in one tile."""
 PARALLEL_ELEMENTS = 1 << 14
-"""Elements below which a parallel region costs more than it saves."""
+"""Number of elements below which a parallel region costs more than it saves."""
 
 
 def generate(request: Request) -> KernelCall:
@@ -71,7 +72,7 @@ class _Scan(ScanText):
         return None
 
     def _plain_rows(self, together: int) -> None:
-        """Write the loops of a scan alone, which has no work to vectorize."""
+        """Write the loops of a scan without elementwise operations, which needs no blocks."""
         w = self.w
         for count in (str(together), "rows"):
             test = f"if (rows == {together})" if count != "rows" else "else"
@@ -89,9 +90,9 @@ class _Scan(ScanText):
             w.close(2)
 
     def _open_block(self) -> None:
-        """Open the loops over the rows and the elements of a block.
+        """Open the C++ loops over the rows and the elements of a block.
 
-        A reversed scan takes its elements from the end of the row.
+        A reversed scan begins at the end of the row.
         """
         w = self.w
         w.open("for (long r = 0; r < rows; ++r)")

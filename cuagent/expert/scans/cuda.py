@@ -1,8 +1,9 @@
-"""Generate CUDA kernels of scans.
+"""Generate CUDA kernels of scans (cumulative sums and products).
 
-Along the innermost dimension a warp or a block scans a row in chunks; the lanes of a warp read
-adjacent elements. Along another dimension a thread scans a row, and adjacent threads adjacent rows.
-Not covered: few long rows, which torch splits over many blocks.
+A row is a line along the scanned dimension. If this is the innermost dimension, a warp or a block
+scans a row in chunks; the lanes of a warp read adjacent elements. Along another dimension a thread
+scans a row, and adjacent threads scan adjacent rows. Not covered: few long rows, which torch splits
+over many blocks.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from cuagent.expert.streaming.nest import NestError
 
 JOIN = {"sum": "Sum", "prod": "Product"}
 ITEMS = 4
-"""Elements that one thread scans in each chunk of a row."""
+"""Number of elements that one thread scans in each chunk of a row."""
 BATCH = 8
-"""Elements that a thread loads before it adds the first of them, if rows are not innermost."""
+"""Number of elements that a thread loads before it adds the first, for rows that are not
+innermost.
+"""
 ROW_THREADS = 128
-"""Threads in a block of rows that are not innermost."""
+"""Number of threads in a block, for rows that are not innermost."""
 FEW_ROWS, LONG_ROW = 32, 1 << 16
 
 
@@ -59,7 +62,9 @@ class _Scan(ScanText):
         self.w(f"const {self.integer} i{self.dim} = {place};")
 
     def _threads(self) -> int:
-        """Return the threads of a row: a warp for a short one, else enough for one chunk."""
+        """Return the number of threads per row: a warp for a short row, else enough for one
+        chunk.
+        """
         if self.request.threads:
             return self.request.threads
         if self.length <= 32 * ITEMS * 2:

@@ -1,4 +1,4 @@
-"""Write indices and the head of a file, for the C++ and the CUDA generator of scans."""
+"""Write the indices and the head of a scan's kernel, for the C++ and the CUDA generator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ SIGN = {"sum": "+", "prod": "*"}
 
 
 class ScanText:
-    """A scan along dimension `dim` of `length` elements, for each of `rows` rows."""
+    """Writer of the kernel of a scan: dimension `dim` of `length` elements, for each of `rows`
+    rows.
+    """
 
     def __init__(self, request: Request) -> None:
         anchor = next(n for n in request.group.nodes if n.kind is Kind.SCAN)
@@ -31,7 +33,7 @@ class ScanText:
         self.op = self.anchor.op
 
     def index(self) -> Index:
-        """Return the index variables of all dimensions."""
+        """Return the C++ index variables of all dimensions."""
         return tuple(f"i{k}" if n > 1 or k == self.dim else "0" for k, n in enumerate(self.shape))
 
     def head(self, *includes: str) -> None:
@@ -44,7 +46,9 @@ class ScanText:
         self.w()
 
     def decode(self, flat: str, integer: str, dims: list[int]) -> None:
-        """Write the index variables of `dims` from a flat index over them."""
+        """Declare the index variables of the dimensions `dims`, computed from the flat index
+        `flat`.
+        """
         step = 1
         for k in reversed(dims):
             whole = flat if step == 1 else f"{flat} / {step}"
@@ -53,5 +57,5 @@ class ScanText:
             self.w(f"const {integer} i{k} = {whole if last else f'{whole} % {self.shape[k]}'};")
 
     def argument(self) -> str:
-        """Declare the element that the scan adds, and return its variable."""
+        """Declare a variable with the element that the scan adds or multiplies; return its name."""
         return self.values.at(self.anchor.args[0], self.index())

@@ -1,1 +1,3 @@
-"""Kernels that reduce rows by a sum or an extreme; an index tensor gives each row's destination."""
+"""Kernels of scatters: rows are summed, or reduced to extremes, by the destinations in an index
+tensor.
+"""

@@ -1,7 +1,7 @@
-"""Generate C++ kernels for the CPU that reduce rows by index.
+"""Generate C++ kernels of scatters for the CPU.
 
-Each thread owns a range of destinations: it reads all indices, and adds the rows of its own
-destinations in the order of the source. So no two threads write one element, and results do not
+Each thread has a range of destination rows: it reads all indices, and adds the source rows of its
+own destinations in the order of the source. So no two threads write one element, and results do not
 depend on the number of threads. Elementwise operations on the source are computed where it is read,
 those on the result when all rows are added. A row with an index out of range is left out.
 """
@@ -18,7 +18,7 @@ from cuagent.expert.streaming.nest import NestError
 from cuagent.expert.streaming.text import Writer
 
 PARALLEL_ELEMENTS = 1 << 14
-"""Elements below which a parallel region costs more than it saves."""
+"""Number of elements below which a parallel region costs more than it saves."""
 JOINED = {
     "sum": "{0} += {1};", "amax": "{0} = maximum({0}, {1});", "amin": "{0} = minimum({0}, {1});"
 }  # fmt: skip
@@ -70,10 +70,10 @@ class _Scatter:
         return "\n".join(w.lines) + "\n"
 
     def _inner(self, row: str, before: Node | None = None) -> Index:
-        """Open the loops over the elements of a row; return the index of an element.
+        """Open the C++ loops over the elements of row `row`; return the index of an element.
 
-        `before` is the value that the loops will compute. Those of its operands that do not vary
-        along the innermost dimension are declared in front of the innermost loop.
+        `before` is the value that the loops will compute. Its operands that are constant along the
+        innermost dimension are declared in front of the innermost loop.
         """
         w, rank = self.w, len(self.shape)
         index = (row, *(f"i{k}" for k in range(1, rank)))
@@ -86,7 +86,9 @@ class _Scatter:
         return index
 
     def _declare_constant(self, node: Node, index: Index) -> None:
-        """Declare the operands of a value that have one element along the innermost dimension."""
+        """Declare variables for the operands of a value that are constant along the innermost
+        dimension.
+        """
         if node.name not in self.values.nodes or node.kind is not Kind.POINTWISE:
             return
         for name in node.inputs:
@@ -97,7 +99,9 @@ class _Scatter:
                 self._declare_constant(arg, index)
 
     def _sum(self, row: str, index: Index) -> str:
-        """Return the output element that holds the running sum or extreme of a destination row."""
+        """Return the C++ expression of the output element with the running sum or extreme of a
+        row.
+        """
         terms = [f"{row} * {self.width}" if self.width > 1 else row]
         for k in range(1, len(self.shape)):
             step = math.prod(self.shape[k + 1 :])
@@ -105,7 +109,7 @@ class _Scatter:
         return f"{self.sums}[{' + '.join(terms)}]"
 
     def _begin(self) -> None:
-        """Write the initial values of this thread's destinations."""
+        """Write the initial values of the thread's destination rows."""
         base = self.anchor.args[0]
         self.w.open("for (long i0 = first; i0 < last; ++i0)")
         index = self._inner("i0")
@@ -130,7 +134,7 @@ class _Scatter:
         self.values.fresh()
 
     def _end(self) -> None:
-        """Write the elementwise operations on the result, each element in place."""
+        """Write the elementwise operations on the results, each element in place."""
         self.w.open("for (long i0 = first; i0 < last; ++i0)")
         index = self._inner("i0")
         self.w(f"const float result = {self._sum('i0', index)};")

@@ -1,1 +1,1 @@
-"""Search of the expert: choose the next candidate from the outcomes of the earlier ones."""
+"""The expert's search: choose the next candidate from the outcomes of the earlier ones."""

@@ -1,4 +1,4 @@
-"""Options that won or lost for a module in earlier runs."""
+"""Options of candidates that won or lost for an equal module in earlier runs."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 from cuagent.expert.options import Options
 
 LARGEST_OPTION = 1 << 16
-"""Largest value of a numeric option."""
+"""Largest value of a numeric option that is accepted from a file."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Choices of earlier runs of an equal module."""
+    """Options that earlier runs of an equal module tried."""
 
     first: Options | None = None
-    """The choice that won."""
+    """Options of the best candidate; None without one."""
     slower: frozenset[Options] = frozenset()
-    """Choices that were rejected, or surely slower than `first`."""
+    """Options of candidates that were rejected, or surely slower than `first`."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -30,7 +30,7 @@ class Memory:
 
     @staticmethod
     def from_json(data: Any) -> Memory:
-        """Return the memory that `to_json` wrote.
+        """Return the memory from the JSON that `to_json` wrote.
 
         Raises KeyError, TypeError or ValueError for other data.
         """
@@ -54,7 +54,9 @@ def _options(data: Mapping[str, Any]) -> Options:
 
 
 def _is_valid(name: str, value: Any, default: Any) -> bool:
-    """Return True if `value` has the type of an option. Options become part of generated code."""
+    """Return True if `value` has the type of option `name`; options become part of generated
+    code.
+    """
     if name == "keep":
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
     if isinstance(value, str):

@@ -2,7 +2,7 @@
 
 The choice is a pure function of the task and the outcomes, so that a run can be replayed or resumed
 from its conversation. The first candidate has all rewrites and fusions that should help. Each later
-one changes a single choice of the best accepted candidate, in the order of expected gain. After a
+one changes a single option of the best accepted candidate, in the order of expected gain. After a
 rejection, single kernels are removed first. The search ends when the measurements show that no
 further candidate can be a clear gain (`Bounds`). Invariant: no two candidates have the same text.
 """
@@ -22,41 +22,49 @@ from cuagent.timing import Ratio
 MAX_ATTEMPTS = 6
 """Largest number of candidates in one run."""
 CLEAR_GAIN = 1.05
-"""Speedup that counts as a clear gain; the lower limits of the ratios to all baselines must reach
-it."""
+"""Speedup over every baseline that counts as a clear gain, by the lower confidence limits."""
 SCHEDULE_REACH = 2.0
-"""Largest speedup to expect from another schedule of the same kernels. For example, all four
-schedules of a bf16 RMSNorm ran at 0.14 times the speed of the best rung."""
+"""Largest speedup that another schedule of the same kernels can bring.
+
+For example, all four schedules of a bf16 RMSNorm ran at 0.14 times the speed of the best rung.
+"""
 NEAR_FLOOR = 1.15
-"""No other schedule is tried for a candidate that takes less than this times the floor. It could
-gain only a few percent, and costs a verdict and a timing."""
+"""Ratio of a candidate's time to the floor below which no other schedule is tried.
+
+Another schedule could gain only a few percent, and costs a verdict and a timing.
+"""
 OWN_SHARE = 0.05
-"""Other schedules are tried only if the own kernels take at least this share of the time."""
+"""Least share of a candidate's time in its generated kernels for which other schedules are
+tried.
+"""
 IDLE_TRIES = {"cpu": 1, "cuda": 2}
-"""The search ends after this many consecutive candidates without a sure gain over an earlier one.
+"""Number of consecutive candidates without a sure gain after which the search ends, by device.
+
 On a CPU each costs more time than its choices have gained in the examples. On an H200 each takes 8
-to 14 seconds, and the third was the slowest of the search in both problems whose steps were
-timed."""
+to 14 seconds, and the third was the slowest of the search in both problems whose steps were timed.
+"""
 
 
 LAUNCH_SECONDS = 12e-6
 """Host time in seconds of one kernel launch from Python, or of one call of torch. A MobileNet of 28
 launches took 0.34 ms (H100 host)."""
 LAUNCH_SHARE = 1 / 3
-"""Share of a candidate's time that its launches must take before a CUDA graph is tried first."""
+"""Least share of launches in a candidate's time for which a CUDA graph is tried first."""
 LONG_CALL_SECONDS = 5e-3
-"""Seconds per call of the module above which the time of launches does not matter."""
+"""Seconds per call of the module above which the time of kernel launches does not matter."""
 FEW_CONVOLUTIONS = 3
-"""Largest number of convolutions in a candidate for which other layouts are tried. In networks with
-more, layouts change too often."""
+"""Largest number of convolutions in a candidate for which other memory layouts are tried.
+
+In networks with more convolutions, layouts change too often.
+"""
 NO_MEMORY = Memory()
 COMPILE_MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-"""Rungs whose names are modes of torch.compile."""
+"""Names of rungs that are modes of torch.compile."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of one candidate. `ratios` are baseline time over candidate time at quick effort."""
+    """Result of one candidate. `ratios` are the baselines' times over its time, at quick effort."""
 
     candidate: Candidate
     accepted: bool
@@ -64,57 +72,66 @@ class Outcome:
     attempt: int | None = None
     ratios: Mapping[str, Ratio] = field(default_factory=dict)
     broken_files: tuple[str, ...] = ()
-    """Kernel files that did not compile."""
+    """Paths of the kernel files that did not compile."""
     seconds: float | None = None
-    """Seconds per call; None if it was not timed."""
+    """Candidate's seconds per call; None if it was not timed."""
     own_share: float | None = None
-    """Share of its time in its own kernels; None without a profile that shows it."""
+    """Share of the candidate's time in its generated kernels; None without a profile."""
 
     @property
     def lower_limit(self) -> float:
-        """Smallest lower limit of the ratios; 0 without ratios."""
+        """Smallest lower confidence limit of the speedups over the baselines; 0 if it was not
+        timed.
+        """
         return min((r.low for r in self.ratios.values()), default=0.0)
 
     @property
     def speedup(self) -> float:
-        """Smallest of the ratios; 0 without ratios."""
+        """Candidate's smallest speedup over a baseline; 0 if it was not timed."""
         return min((r.value for r in self.ratios.values()), default=0.0)
 
     @property
     def is_clear_gain(self) -> bool:
-        """True if the candidate is faster than every baseline by more than the noise."""
+        """True if the speedup over every baseline is at least CLEAR_GAIN, by the lower confidence
+        limits.
+        """
         return self.lower_limit >= CLEAR_GAIN
 
     @property
     def is_likely_gain(self) -> bool:
-        """True if the candidate is faster than every baseline, clearly or within the noise."""
+        """True if the measured speedup over every baseline is at least CLEAR_GAIN; limits are not
+        considered.
+        """
         return self.speedup >= CLEAR_GAIN
 
     @property
     def is_slower(self) -> bool:
-        """True if the candidate is slower than eager by more than the noise."""
+        """True if the candidate is slower than eager with certainty."""
         return self.is_slower_than("eager")
 
     def is_slower_than(self, baseline: str) -> bool:
-        """Return True if the candidate is slower than a baseline by more than the noise."""
+        """Return True if the candidate is slower than `baseline` with certainty."""
         ratio = self.ratios.get(baseline)
         return ratio is not None and ratio.high < 1
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Measurements of the ladder that bound the gain of a kernel."""
+    """Measurements of the ladder that limit the gain of any kernel."""
 
     rung: str = ""
     """Name of the ladder's best rung; "" without a ladder."""
     rung_seconds: float = math.inf
-    """Seconds per call of that rung."""
+    """Seconds per call of the best rung."""
     floor: float = 0.0
-    """Seconds that any correct implementation takes to move its inputs and outputs; 0 if that is
-    not certain."""
+    """Least seconds per call in which the inputs and outputs can be moved; 0 if that is not
+    certain.
+    """
     in_tf32: bool = False
-    """True if all convolutions and products of the reference's profile run on tensor cores in
-    TF32; without a profile, if the reference's error is as large as that of TF32."""
+    """True if the reference's products and convolutions run in TF32.
+
+    This is read from the names of its kernels in a profile; without a profile, from its error.
+    """
 
     @property
     def rung_is_optimal(self) -> bool:
@@ -126,7 +143,9 @@ class Bounds:
         return best.seconds is not None and self._is_optimal(best.seconds)
 
     def schedules_may_win(self, best: Outcome) -> bool:
-        """Return True if another schedule of the kernels of `best` may beat the best rung."""
+        """Return True if another schedule of the kernels of `best` may be faster than the best
+        rung.
+        """
         if best.own_share is not None and best.own_share < OWN_SHARE:
             return False
         if best.seconds is not None and best.seconds < NEAR_FLOOR * self.floor:
@@ -140,15 +159,15 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Proposal:
-    """The next candidate to try."""
+    """A candidate to try next, and the reason."""
 
     candidate: Candidate
     why: str
-    """Description of the change, as part of a sentence."""
+    """Difference to the best candidate, as part of a sentence."""
 
 
 def best_of(outcomes: Sequence[Outcome]) -> Outcome | None:
-    """Return the accepted outcome with the highest lower limit; None if none was accepted.
+    """Return the accepted outcome with the highest lower limit of its ratios; None without one.
 
     The middle of a wide interval would overstate the speed.
     """
@@ -161,9 +180,9 @@ def propose(
     bounds: Bounds = Bounds(),
     memory: Memory = NO_MEMORY,
 ) -> Proposal | None:
-    """Return the next candidate, or None if no further change should help.
+    """Return the next candidate to try; None if no further change should help.
 
-    `memory` has the choice that is tried first, and those that are left out.
+    `memory` has the options to try first, and the options to omit.
     """
     best = best_of(outcomes)
     if len(outcomes) >= MAX_ATTEMPTS or bounds.rung_is_optimal:
@@ -181,9 +200,10 @@ def propose(
 
 
 def _mode_of_short_calls(subject: Subject, options: Options, bounds: Bounds) -> str:
-    """Return the torch.compile mode with CUDA graphs if launches outlast the best rung; else "".
+    """Return a torch.compile mode with CUDA graphs if kernel launches take longer than the best
+    rung.
 
-    Also "" on the CPU, for a training step, and without a time of the best rung.
+    "" otherwise, on the CPU, for a training step, and without a time of the best rung.
     """
     if subject.device != "cuda" or subject.backward is not None:
         return ""
@@ -195,7 +215,7 @@ def _mode_of_short_calls(subject: Subject, options: Options, bounds: Bounds) -> 
 
 
 def _launches_may_dominate(subject: Subject, best: Outcome) -> bool:
-    """Return True if the host's work for launches may take a large share of a candidate's time."""
+    """Return True if launches from Python may take a large share of the best candidate's time."""
     if subject.device != "cuda" or subject.backward is not None or best.candidate.options.compile:
         return False
     if best.seconds is None or best.seconds > LONG_CALL_SECONDS:
@@ -204,7 +224,7 @@ def _launches_may_dominate(subject: Subject, best: Outcome) -> bool:
 
 
 def _is_idle(subject: Subject, outcomes: Sequence[Outcome]) -> bool:
-    """Return True if none of the last candidates was surely faster than an accepted earlier one."""
+    """Return True if none of the last candidates was surely faster than an earlier accepted one."""
     tries = IDLE_TRIES[subject.device]
     best, last = best_of(outcomes[:-tries]), outcomes[-tries:]
     return best is not None and all(o.lower_limit <= best.speedup for o in last)
@@ -278,7 +298,7 @@ def _choices(
 
 
 def _tf32(subject: Subject, best: Outcome) -> Iterator[tuple[Options, str]]:
-    """Yield the candidate in which convolutions of few channels run in TF32, where admitted."""
+    """Yield (options, reason) with TF32 for convolutions of few channels, if TF32 is admitted."""
     options = best.candidate.options
     if subject.target.tf32_convolutions and not options.exact_convolutions:
         yield (
@@ -288,7 +308,10 @@ def _tf32(subject: Subject, best: Outcome) -> Iterator[tuple[Options, str]]:
 
 
 def _layouts(subject: Subject, best: Outcome) -> Iterator[tuple[Options, str]]:
-    """Yield other ways to compute convolutions; if there are many, only those of the library."""
+    """Yield (options, reason) with other ways to compute convolutions.
+
+    If the candidate has many, only ways of torch.
+    """
     options, count = best.candidate.options, best.candidate.convolutions
     if subject.device != "cuda" or count == 0:
         return
@@ -308,7 +331,7 @@ def _layouts(subject: Subject, best: Outcome) -> Iterator[tuple[Options, str]]:
 
 
 def _compile_mode(rung: str) -> str:
-    """Return the mode of torch.compile that is nearest to a rung."""
+    """Return the mode of torch.compile that is most similar to a rung."""
     mode, *options = rung.split("+")
     if "cuda_graph" in options:
         return "reduce-overhead"
@@ -316,9 +339,9 @@ def _compile_mode(rung: str) -> str:
 
 
 def _rest_may_gain(best: Outcome, bounds: Bounds) -> bool:
-    """Return True if a compiled rung exists that the candidate does not clearly beat.
+    """Return True if the candidate does not clearly beat some compiled rung.
 
-    The operations around the candidate's kernels may then run slower than in the rung.
+    The operations around the candidate's kernels may then run slower than in that rung.
     """
     if best.own_share is not None and best.own_share > 1 - OWN_SHARE:
         return False
@@ -339,10 +362,10 @@ def _schedules(subject: Subject, best: Outcome) -> Iterator[tuple[Options, str]]
 
 
 def _repairs(failed: Outcome) -> Iterator[tuple[Options, str]]:
-    """Yield the candidates after a rejection.
+    """Yield (options, reason) of the candidates to try after a rejection.
 
-    They leave out, in this order: chains of kernels, a kernel that did not compile, fused calls,
-    values computed once, TF32 and folded weights if values were wrong, and each kernel alone.
+    They omit, in this order: chains of kernels, a kernel that did not compile, fused calls, values
+    computed once, TF32 and folded weights if values were wrong, and each kernel alone.
     """
     candidate, options = failed.candidate, failed.candidate.options
     if candidate.has_chains:

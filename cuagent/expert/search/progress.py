@@ -1,4 +1,4 @@
-"""Read the progress of a run from its messages: tried candidates, outcomes and written files.
+"""Read the progress of an expert's run from its messages: candidates, outcomes and written files.
 
 The messages are the only state, so that an interrupted run resumes at the same point. Not covered:
 files in the work folder that others changed; `write` then fails, and the file is read first.
@@ -19,39 +19,40 @@ from cuagent.timing import Ratio
 
 Propose = Callable[[Sequence[Outcome], Bounds], Proposal | None]
 OWN_KERNEL = "own kernel: "
-"""Prefix of an attempt's own kernels among the operators of a profile."""
+"""Prefix that marks an attempt's own kernels among the operators of a profile."""
 
 
 @dataclass
 class Progress:
-    """State of a run, as its messages record it."""
+    """State of the expert's run after the messages read so far."""
 
     profiled: bool = False
-    """True after a profile of the reference."""
+    """True if the reference was profiled."""
     candidate_profiled: bool = False
     outcomes: list[Outcome] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
-    """Text of the files that our calls wrote to the work folder, by relative path."""
+    """Text of each file that the expert wrote to the work folder, by relative path."""
     unread: set[str] = field(default_factory=set)
-    """Files that must be read before `write` can replace them."""
+    """Paths of files that must be read before the tool `write` can replace them."""
     refreshed: set[str] = field(default_factory=set)
-    """Files whose first refused write is not counted as a failure, because reading the file solves
-    it."""
+    """Paths of files whose first refused write is not counted as a failure, because reading solved
+    it.
+    """
     compiled: bool = False
-    """True if the newest candidate was compiled and has no verdict yet."""
+    """True if the newest candidate was compiled but not yet verified."""
     failures: int = 0
-    """Calls since the last outcome that failed for reasons other than the candidate."""
+    """Number of calls since the last outcome that failed through no fault of the candidate."""
     failure: str = ""
-    """First line of the last failure that `failures` counts."""
+    """First line of the latest failure that is not the candidate's fault; "" without one."""
     refused: set[int] = field(default_factory=set)
-    """Attempts that `submit` did not accept."""
+    """Numbers of the attempts that the tool `submit` refused."""
     empty_submit: bool = False
-    """True after a `submit` without an attempt."""
+    """True if `submit` was called without an attempt."""
     bounds: Bounds = field(default_factory=Bounds)
 
 
 def read_progress(messages: Sequence[Message], propose: Propose) -> Progress:
-    """Return the state of a run after those calls in its messages that have a result.
+    """Return the state of a run from its messages; calls without a result are ignored.
 
     `propose` returns the candidate that followed the given outcomes.
     """
@@ -102,7 +103,7 @@ def _record_write(progress: Progress, arguments: Mapping[str, Any], result: Mess
 
 
 def _record_outcome(progress: Progress, tool: str, proposal: Proposal, result: Message) -> None:
-    """Record a result of `compile` or `verify` for the candidate in the work folder."""
+    """Record the result of the tool `compile` or `verify` for the candidate in the work folder."""
     data, candidate = result.data, proposal.candidate
     match tool:
         case "compile" if "ok" in data:
@@ -149,20 +150,22 @@ HEAVY = re.compile(
     r".*(conv(?!ert|_depthwise)|gemm|xmma|cutlass|scudnn|winograd|fft)",
     re.IGNORECASE | re.DOTALL,
 )
-"""Matches names of library kernels that compute products or convolutions, except depthwise ones."""
+"""Matches names of torch's kernels for products and convolutions, except depthwise ones."""
 TF32 = re.compile(r"tf32|s1688|tensorop_s", re.IGNORECASE)
-"""Matches names of such kernels that read their operands in TF32."""
+"""Matches names of torch's kernels that read the operands of a product in TF32."""
 
 
 def runs_in_tf32(profile: Any) -> bool:
-    """Return True if all kernels of convolutions and products in a profile run in TF32."""
+    """Return True if all kernels for products and convolutions in a profile run in TF32."""
     costs = profile.get("kernels") if isinstance(profile, Mapping) else None
     names = [str(cost["name"]) for cost in costs or () if HEAVY.search(str(cost["name"]))]
     return bool(names) and all(TF32.search(name) for name in names)
 
 
 def _record_profile(progress: Progress, data: Mapping[str, Any]) -> None:
-    """Record whether the reference runs in TF32, or a candidate's share of time in own kernels."""
+    """Record from a profile if the reference runs in TF32, or a candidate's share in own
+    kernels.
+    """
     if data.get("what") == "reference":
         in_tf32 = runs_in_tf32(data.get("profile"))
         progress.bounds = replace(progress.bounds, in_tf32=in_tf32)
@@ -173,7 +176,8 @@ def _record_profile(progress: Progress, data: Mapping[str, Any]) -> None:
 
 
 def own_share(profile: Any, kernels: Sequence[str]) -> float | None:
-    """Return the share of the time in the kernels of these names; None if the profile is empty.
+    """Return the share of the profiled time in the kernels named `kernels`; None for an empty
+    profile.
 
     On CUDA these are the GPU's kernels, on the CPU the profiled ranges around their calls.
     """
@@ -187,7 +191,7 @@ def own_share(profile: Any, kernels: Sequence[str]) -> float | None:
 
 
 def _bounds(messages: Sequence[Message]) -> Bounds:
-    """Return the bounds of the ladder that the run began with."""
+    """Return the bounds from the ladder message at the start of the run."""
     found: Any = next((m.data["bounds"] for m in messages if "bounds" in m.data), {})
     return Bounds(**found) if isinstance(found, Mapping) else Bounds()
 
@@ -198,7 +202,9 @@ def _seconds(data: Any) -> float | None:
 
 
 def _ratios(data: Any) -> dict[str, Ratio]:
-    """Return the ratios by baseline; a ratio without limits has an interval of width 0."""
+    """Return the ratios by baseline; a ratio without confidence limits gets an interval of width
+    0.
+    """
     found = {}
     for name, ratio in data.items() if isinstance(data, Mapping) else ():
         value = ratio.get("value") if isinstance(ratio, Mapping) else None

@@ -1,10 +1,10 @@
-"""Remember which choices won and lost for a captured module, for later runs of an equal module.
+"""Store which options won and lost for a captured module, for later runs of an equal module.
 
 Equal modules have the same operators, shapes and dtypes, on the same machine and device, with the
 same versions of torch and of this package. The names of parameters and the values do not matter. A
-memory changes the order of the search alone: the choice that won before is tried first, and choices
-that lost to it are left out. Every candidate is still verified and timed. Memories are files in the
-user's cache; one that cannot be read counts as none.
+memory changes the order of the search alone: the options that won before are tried first, and
+options that lost to them are omitted. Every candidate is still verified and timed. Memories are
+files in the user's cache; a file that cannot be read is ignored.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from cuagent.expert.capture.subject import Subject
 
 FORMAT = 1
-"""Version of the keys and files; increase it when an option gets another meaning."""
+"""Version of the keys and files; to be increased when an option changes its meaning."""
 LARGEST_FILE = 1 << 20
-"""Most bytes that are read from the file of a memory."""
+"""Largest size in bytes of a memory file that is read."""
 
 
 def folder_of_user() -> Path:
-    """Return the folder of memories in the user's cache."""
+    """Return the path of the folder with memories in the user's cache."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "cuagent" / "tuning"
 
 
 def recalled(subject: Subject, folder: Path | None) -> Memory:
-    """Return the memory of an equal module; an empty one if there is none."""
+    """Return the stored memory for an equal module; an empty one if none is stored."""
     if folder is None:
         return Memory()
     try:
@@ -47,7 +47,7 @@ def recalled(subject: Subject, folder: Path | None) -> Memory:
 
 
 def remember(subject: Subject, folder: Path | None, outcomes: Sequence[Outcome]) -> None:
-    """Write the memory of a run; nothing if no candidate was accepted."""
+    """Store the options that won and lost in a run; nothing if no candidate was accepted."""
     best = best_of(outcomes)
     if folder is None or best is None:
         return
@@ -72,7 +72,7 @@ def _file(subject: Subject, folder: Path) -> Path:
 
 
 def key(subject: Subject) -> str:
-    """Return the key of a captured module on this machine."""
+    """Return a hash that is equal for equal modules on this machine."""
     import torch
 
     from cuagent import __version__
@@ -86,7 +86,7 @@ def key(subject: Subject) -> str:
 
 
 def graph_text(subject: Subject) -> str:
-    """Return the captured operators with numbers in place of the names of values."""
+    """Return the captured operators as text, with numbers in place of the names of values."""
     parts = [part for part in (subject.captured, subject.backward) if part is not None]
     return "\n".join(map(_graph_text, parts))
 

@@ -42,8 +42,10 @@ def generate(request: Request) -> KernelCall:
 
 
 def _rebased(nest: Nest) -> tuple[Nest, dict[str, int]]:
-    """Return the nest with offsets from the first element that it reads of each tensor, and these
-    first elements."""
+    """Return a copy of the nest for tensors that begin at the first element that the kernel reads.
+
+    Also return the index of this first element for each tensor where it is not 0.
+    """
     accesses = [part for a in nest.reads.values() for part in (a, a.row.index if a.row else None)]
     read = [a for a in accesses if a is not None and a.tensor]
     first = {a.tensor: min(b.offset for b in read if b.tensor == a.tensor) for a in read}
@@ -57,7 +59,7 @@ def _rebased(nest: Nest) -> tuple[Nest, dict[str, int]]:
 
 
 class _Kernel(MapSchedule, RowSchedules, ColumnSchedules):
-    """One kernel, and the choice of its schedule."""
+    """Writer of one C++ kernel, which chooses the schedule."""
 
     def text(self) -> str:
         w = self.w

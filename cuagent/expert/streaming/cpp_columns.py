@@ -1,4 +1,7 @@
-"""Write the C++ schedules that reduce a tile of adjacent rows together: `columns`."""
+"""Write the C++ schedule `columns`, which reduces a tile of adjacent rows together.
+
+A row consists of the elements that are reduced to one value.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +12,28 @@ from cuagent.expert.streaming.nest import Access
 from cuagent.expert.streaming.stages import Stage
 
 FEW_TILES = 8
-"""Fewest tiles of adjacent rows for which threads share tiles; below it they share blocks of the
-reduced dimension."""
+"""Number of row tiles below which threads share the work along a reduced dimension, not by
+tiles.
+"""
 FEW_UNROLLED = 8
-"""Longest reduced dimension that is unrolled. gcc then keeps the results of a tile in registers:
-bags of 4 rows of 32 elements took 112 us and take 15."""
+"""Longest reduced dimension whose loop is unrolled.
+
+gcc then keeps the results of a tile in registers: bags of 4 rows of 32 elements took 112 us and
+take 15.
+"""
 COLUMN_BLOCK = 1 << 15
-"""Elements of a tile in one block of the reduced dimension, if threads share such blocks."""
+"""Number of elements of a tile in one block, if the reduced dimension is divided into blocks."""
 MAX_PARTS = 256
-"""Largest number of such blocks; each has one partial result per row on the stack."""
+"""Largest number of blocks of a reduced dimension; each has one partial result per row on the
+stack.
+"""
 
 
 class ColumnSchedules(CppText):
-    """The schedule `columns`, and its form for few tiles of rows."""
+    """Writer of the schedule `columns`, and of its variant for few tiles of rows."""
 
     def _columns(self) -> None:
-        """Write the schedule that processes `tile` adjacent rows together."""
+        """Write the schedule: each loop step processes `tile` adjacent rows."""
         w, dims = self.w, self.nest.dimensions
         *outer, inner = self.row_dims
         extent, tile = dims[inner].extent, self.tile
@@ -57,7 +66,9 @@ class ColumnSchedules(CppText):
         w.close(len(outer) + 1)
 
     def _stage_rows(self, inner: int) -> None:
-        """Copy the elements of a tile of short rows, and declare arrays for those it stores."""
+        """Write the copy of a tile of short rows into arrays, transposed, and declare arrays for
+        its results.
+        """
         w, size = self.w, self.nest.group.columns * self.tile
         found: dict[str, Access] = {}
         for access in self.nest.reads.values():
@@ -98,17 +109,18 @@ class ColumnSchedules(CppText):
             self._loop(k)
 
     def _few_long_columns(self) -> bool:
-        """Return True if the tiles of adjacent rows are too few to share among threads."""
+        """Return True if the kernel only reduces, in few tiles of long rows."""
         group, plan = self.nest.group, self.plan
         tiles = group.rows // self.tile
         simple = plan.only_reduces and not plan.stages[0].row_nodes
         return tiles < FEW_TILES and group.columns * self.tile >= LONG_ROW and simple
 
     def _column_blocks(self) -> None:
-        """Write the schedule for few tiles of rows: partial results per block of a dimension.
+        """Write the schedule for few tiles: threads share blocks of the outermost reduced
+        dimension.
 
-        The blocks cut the outermost reduced dimension. Their results are joined in order, so that
-        they do not depend on the number of threads.
+        The partial results of the blocks are joined in order, so that the result does not depend on
+        the number of threads.
         """
         w, stage = self.w, self.plan.stages[0]
         *outer, inner = self.row_dims

@@ -1,7 +1,8 @@
-"""Write the C++ schedules for expensive elements in very short loops: elements are copied first.
+"""Write C++ schedules for expensive elements in very short loops: one loop over a copied chunk.
 
-A loop over 3 elements is not vectorized, and one over 20 computes 4 of them one by one. What the
-elements of a chunk read is copied into arrays, and one vectorized loop computes the whole chunk.
+A loop over 3 elements is not vectorized, and of a loop over 20 the last 4 are computed one by one.
+So the inputs of a chunk of elements are copied into arrays, and one vectorized loop computes the
+whole chunk.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from cuagent.expert.streaming.nest import Access, Dimension
 from cuagent.expert.streaming.stages import COST, Stage
 
 CHUNK = 512
-"""Elements of a chunk."""
+"""Number of elements of a chunk."""
 FEWEST = 64
-"""Fewest elements of a kernel that is computed in chunks."""
+"""Least number of elements of a kernel that is computed in chunks."""
 UNEVEN = 16
-"""Elements of the widest vector. A shorter rest of a loop is computed one by one."""
+"""Number of elements of the widest vector; what remains of a loop is computed one by one."""
 MOST_PARTS = 4096
-"""Largest number of partial sums on the stack."""
+"""Largest number of partial sums, one for each chunk, on the stack."""
 
 
 class FlatSchedule(CppText):
-    """The schedules in chunks: `flat` without a reduction, and of one sum of everything."""
+    """Writer of the schedules in chunks: elementwise, and sums over all elements."""
 
     is_flat = False
 
@@ -34,7 +35,11 @@ class FlatSchedule(CppText):
         return cost >= CHEAP and math.prod(d.extent for d in self.nest.dimensions) >= FEWEST
 
     def _may_be_flat(self, stage: Stage) -> bool:
-        """Return True if a map has a very short innermost loop and stores its chunks whole."""
+        """Return True if an elementwise kernel should be computed in chunks.
+
+        Its innermost loop is shorter than a vector, its elements are expensive, and each chunk of
+        its outputs is contiguous.
+        """
         dims = self.nest.dimensions
         if len(dims) < 2 or dims[-1].extent >= VECTOR or not self._is_costly(stage):
             return False
@@ -42,7 +47,9 @@ class FlatSchedule(CppText):
         return all(_is_whole(a, dims, around) for a in self.nest.writes.values())
 
     def _sums_flat(self) -> bool:
-        """Return True for sums of everything in short loops that do not fit into vectors."""
+        """Return True if the kernel only sums over all elements, in short loops that fit vectors
+        badly.
+        """
         plan, dims, stage = self.plan, self.nest.dimensions, self.plan.stages[0]
         if self.row_dims or len(dims) < 2 or not plan.only_reduces or stage.row_nodes:
             return False
@@ -53,7 +60,7 @@ class FlatSchedule(CppText):
         return uneven and around == 0 and -(-dims[0].extent // rows) <= MOST_PARTS
 
     def _chunk(self) -> tuple[int, int]:
-        """Return the dimension whose ranges are chunks, and the length of these ranges."""
+        """Return (dimension that is divided into chunks, number of its indices in one chunk)."""
         dims, size = self.nest.dimensions, 1
         around = len(dims) - 1
         while around > 0 and size * dims[around].extent <= CHUNK // 2:
@@ -62,7 +69,7 @@ class FlatSchedule(CppText):
         return around, min(max(1, CHUNK // size), dims[around].extent)
 
     def _flat(self, stage: Stage) -> None:
-        """Write the schedule of a kernel without a reduction."""
+        """Write the schedule of an elementwise kernel in chunks."""
         w, dims = self.w, self.nest.dimensions
         around, rows = self._chunk()
         size = math.prod(d.extent for d in dims[around + 1 :])
@@ -86,7 +93,7 @@ class FlatSchedule(CppText):
         w.close(around + 2)
 
     def _flat_sums(self) -> None:
-        """Write the schedule of sums of everything: a partial sum for each chunk."""
+        """Write the schedule of sums over all elements: one partial sum for each chunk."""
         w, dims, stage = self.w, self.nest.dimensions, self.plan.stages[0]
         _, rows = self._chunk()
         size, extent = math.prod(d.extent for d in dims[1:]), dims[0].extent
@@ -116,7 +123,9 @@ class FlatSchedule(CppText):
         self._row_stores()
 
     def _copy(self, around: int, rows: int, size: int) -> None:
-        """Write copies of the values that the elements of a chunk read, and name them."""
+        """Write the copies of all inputs of a chunk into arrays, and use the arrays in
+        `defined`.
+        """
         w, dims = self.w, self.nest.dimensions
         found: dict[str, Access] = {self._element(a): a for a in self.nest.reads.values()}
         for n, access in enumerate(found.values()):
@@ -138,10 +147,10 @@ class FlatSchedule(CppText):
         self.defined = {key: f"staged_{n}[flat]" for n, key in enumerate(found)}
 
     def _copied(self, access: Access) -> str:
-        """Return the expression that loads an element; any other one where its condition fails.
+        """Return the C++ expression that loads an input element for the copy.
 
-        No value uses that one. gcc 12 compiled a load behind a condition wrongly: with -O3 it read
-        other elements of bf16 tensors.
+        Where the access's condition is false, another element is loaded, which no value uses. gcc
+        12 compiled a conditional load wrongly: with -O3 it read other elements of bf16 tensors.
         """
         condition = self._condition(access)
         if not access.tensor or condition in ("", "true", "false"):
@@ -162,7 +171,7 @@ class FlatSchedule(CppText):
 
 
 def _is_whole(access: Access, dims: Sequence[Dimension], around: int) -> bool:
-    """Return True if the elements of a chunk follow one another in memory."""
+    """Return True if the elements of a chunk are contiguous in the tensor of this access."""
     step = 1
     for k in reversed(range(around, len(dims))):
         if access.strides[k] != step:

@@ -1,4 +1,4 @@
-"""Write the C++ schedule of kernels without a reduction."""
+"""Write the C++ schedule `map` of elementwise kernels."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from cuagent.expert.streaming.cpp_text import BLOCK, CHEAP, VECTOR
 from cuagent.expert.streaming.stages import COST, Stage
 
 MAX_SEGMENTS = 10
-"""Largest number of borders, both ends included, at which the dimension of a concatenation is cut
-into segments."""
+"""Largest number of borders at which the loop over a concatenated dimension is divided."""
 INTERLEAVED = (2, 3, 4)
-"""Numbers of values that compilers interleave in vectors."""
+"""Lengths of an innermost loop for which vectors run over the dimension around it.
+
+Compilers can interleave groups of this many values in vectors.
+"""
 FEWEST_INTERLEAVED = 16
-"""Fewest groups of such values for which vectors run over the groups."""
+"""Least length of the dimension around a short innermost loop for which vectors run over it."""
 SHORT_LOOP = 256
-"""Innermost loops shorter than this spend much of their time on the elements after the last whole
-vector."""
+"""Length of an innermost loop below which the elements after its last whole vector cost much
+time.
+"""
 
 
 class MapSchedule(FlatSchedule):
-    """The schedule `map`."""
+    """Writer of the schedule `map`."""
 
     def _map(self) -> None:
         w, dims = self.w, list(range(len(self.nest.dimensions)))
@@ -65,15 +68,18 @@ class MapSchedule(FlatSchedule):
         return None
 
     def _interleaves(self, around: int, inner: int) -> bool:
-        """Return True if vectors should run over the dimension around a short innermost one."""
+        """Return True if vectors should run over the dimension `around` instead of the short
+        `inner` one.
+        """
         extent, width = (self.nest.dimensions[k].extent for k in (inner, around))
         plain = not any(a.guards or a.row or a.is_index for a in self.nest.reads.values())
         return extent in INTERLEAVED and width >= FEWEST_INTERLEAVED and plain
 
     def _interleaved(self, stage: Stage, outer: Sequence[int], inner: int) -> None:
-        """Write vectors of adjacent groups of 2 to 4 elements; compilers interleave the groups.
+        """Write a loop over `around` whose body computes a group of 2 to 4 elements.
 
-        A loop over 3 elements is not vectorized: a pixel shuffle took 226 us, and 6 us this way.
+        The compiler vectorizes over the groups. It does not vectorize a loop over 3 elements: a
+        pixel shuffle took 226 us, and 6 us this way.
         """
         w, (*others, around) = self.w, outer
         extent = self.nest.dimensions[inner].extent
@@ -90,7 +96,7 @@ class MapSchedule(FlatSchedule):
         w.close(len(outer) + 1)
 
     def _vector_loops(self, stage: Stage, inner: int, first: int, last: int) -> None:
-        """Write the innermost loop over elements that are stored and not reduced.
+        """Write the innermost loop over indices `first` to `last`.
 
         In a short loop of expensive elements the last vector overlaps the one before it, and some
         elements are computed twice. `overlaps` then forbids outputs in place: an element would be
@@ -109,11 +115,13 @@ class MapSchedule(FlatSchedule):
             w.close()
 
     def _computes(self, stage: Stage) -> bool:
-        """Return True if a value is expensive enough for a separate loop."""
+        """Return True if some value of the stage is expensive enough for a separate loop."""
         return any(COST.get(node.op, 1) >= CHEAP for node in stage.compute)
 
     def _segments(self, split: int) -> list[tuple[int, int]]:
-        """Return the parts of a dimension in which each condition on it is constant."""
+        """Return the ranges of dimension `split` in which each condition on this dimension is
+        constant.
+        """
         extent = self.nest.dimensions[split].extent
         edges = {0, extent}
         for access in self.nest.reads.values():
@@ -125,7 +133,8 @@ class MapSchedule(FlatSchedule):
         return list(pairwise(chain)) if len(chain) <= MAX_SEGMENTS else []
 
     def _segmented(self, stage: Stage, outer: Sequence[int], split: int, inner: int) -> None:
-        """Write a loop for each part of `split`, so that only the values chosen there are computed.
+        """Write one loop for each range of `split`, so that each computes only the values selected
+        there.
 
         `split` is the innermost dimension or the one around it.
         """

@@ -1,4 +1,7 @@
-"""Write the C++ schedules whose innermost dimension is reduced: `rows`, `blocks` and row tiles."""
+"""Write the C++ schedules that reduce the innermost dimension: `rows`, `blocks` and row tiles.
+
+A row consists of the elements that are reduced to one value.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +21,24 @@ from cuagent.expert.streaming.expressions import IDENTITY, identifier
 from cuagent.expert.streaming.stages import COST, Stage
 
 MAX_BLOCKS = 8192
-"""Most blocks of one row; each has one partial sum on the stack."""
+"""Largest number of blocks of one row; each has one partial sum on the stack."""
 PARTS = (4, 2)
-"""Numbers of parts into which a row may be cut, most first; each part has its own partial result.
+"""Numbers of parts into which a row may be divided, the largest first.
 
-With one result, each addition waits for the one before."""
+Each part has its own partial result. With a single result, each addition waits for the one before.
+"""
 PART_ELEMENTS = 64
-"""Fewest elements of a part that is reduced separately."""
+"""Least number of elements of a part into which a row is divided."""
 SHORT_ROW = 128
-"""Longest row, in elements, for which expensive row values are computed for several rows
-together."""
+"""Longest row, in elements, for which expensive row values are vectorized over several rows."""
 MANY_TURNS = 16
-"""Fewest turns of the loops around the innermost one whose sums are added up in double."""
+"""Least number of innermost loops per row from which on their sums are added in double."""
 ROW_TILE = 64
-"""Short rows in one tile."""
+"""Number of short rows in one tile."""
 
 
 class RowSchedules(CppText):
-    """The schedules `rows`, `blocks`, and `rows` with tiles of short rows."""
+    """Writer of the schedules `rows`, `blocks`, and `rows` with tiles of short rows."""
 
     def _rows(self) -> None:
         w = self.w
@@ -52,9 +55,9 @@ class RowSchedules(CppText):
         w.close(len(self.row_dims))
 
     def _has_short_rows(self) -> bool:
-        """Return True if rows are short and a reduction is followed by expensive row values.
+        """Return True if rows are short and each row value needs expensive operations.
 
-        The row values then take as long as the reduction, unless they are vectorized too.
+        These then take as long as the reduction, unless they are vectorized over rows.
         """
         plan, stages = self.plan, self.plan.stages
         if not plan.only_reduces or stages[0].row_nodes or not self.row_dims:
@@ -64,7 +67,9 @@ class RowSchedules(CppText):
         return self.nest.group.columns <= SHORT_ROW and adjacent >= 8 and cost >= EXPENSIVE
 
     def _row_tiles(self) -> None:
-        """Write the schedule for short rows: reduce a tile of rows, then compute row values."""
+        """Write the schedule for short rows: reduce each row of a tile, then compute all its row
+        values.
+        """
         w, stage = self.w, self.plan.stages[0]
         *outer, inner = self.row_dims
         extent = self.nest.dimensions[inner].extent
@@ -89,7 +94,7 @@ class RowSchedules(CppText):
         w.close(len(outer) + 1)
 
     def _pass(self, stage: Stage) -> None:
-        """Write one pass over the row, with its reductions."""
+        """Write the loops of one pass over a row, with the stage's reductions and stores."""
         w, parts = self.w, self._parts_of(stage)
         suffixes = ["", *(f"_{k}" for k in range(1, parts))]
         self._identities(stage, suffixes)
@@ -123,7 +128,7 @@ class RowSchedules(CppText):
         self._restore_nan(stage)
 
     def _totals(self, stage: Stage, outer: Sequence[int]) -> list[str]:
-        """Return the sums that are added up in double over the outer loops of a row.
+        """Return the names of the sums that outer loops of a row add in double.
 
         The sum of 2,000 times 20 elements had an error of 2e-6 in float.
         """
@@ -131,7 +136,7 @@ class RowSchedules(CppText):
         return [self._reduced(n) for n in stage.reduces if n.op == "sum" and turns >= MANY_TURNS]
 
     def _parts_of(self, stage: Stage) -> int:
-        """Return the number of parts of a pass's innermost loop that are reduced side by side."""
+        """Return the number of parts into which the innermost loop of a pass is divided."""
         extent = self.nest.dimensions[self.column_dims[-1]].extent
         cost = sum(COST.get(node.op, 1) for node in stage.compute)
         if not stage.reduces or cost > CHEAP:
@@ -139,7 +144,7 @@ class RowSchedules(CppText):
         return next((n for n in PARTS if extent % n == 0 and extent >= n * PART_ELEMENTS), 1)
 
     def _parts(self, stage: Stage, inner: int, suffixes: Sequence[str]) -> None:
-        """Write a loop whose body is an element of each part, with its own partial results."""
+        """Write a loop that computes one element of each part in each step."""
         w, before = self.w, self.part
         size = self.nest.dimensions[inner].extent // len(suffixes)
         w.open(f"for (long j{inner} = 0; j{inner} < {size}; ++j{inner})")
@@ -162,7 +167,7 @@ class RowSchedules(CppText):
         return text + (f" reduction(| : {', '.join(flags)})" if flags else "")
 
     def _identities(self, stage: Stage, suffixes: Sequence[str] = ("",)) -> None:
-        """Declare the results of a row's reductions."""
+        """Declare the variables of a stage's reductions, with their initial values."""
         for node in stage.reduces:
             for suffix in suffixes:
                 word = self._reduced(node) + suffix
@@ -171,9 +176,9 @@ class RowSchedules(CppText):
                     self.w(f"int {word}_nan = 0;")
 
     def _restore_nan(self, stage: Stage) -> None:
-        """Write NaN to the extremes of rows that have one.
+        """Write the lines that set extremes to NaN in rows that contain a NaN.
 
-        A vectorized maximum drops it where its lanes are joined.
+        The vectorized loop drops it where the lanes of a vector are joined.
         """
         for node in stage.reduces:
             if node.op in KEEPS_NAN:
@@ -181,7 +186,9 @@ class RowSchedules(CppText):
                 self.w(f"{word} = {word}_nan ? NAN : {word};")
 
     def _blocks(self) -> None:
-        """Write the schedule for few long rows: one partial value per block, added in order."""
+        """Write the schedule for few long rows: a partial result per block of a row, added in
+        order.
+        """
         w, plan = self.w, self.plan
         if not plan.only_reduces:
             return self._rows()

@@ -1,4 +1,4 @@
-"""Write the parts of C++ kernels that all schedules share: loops, loads, bodies and stores."""
+"""Write the parts of C++ kernels that all schedules use: loops, loads, loop bodies and stores."""
 
 from __future__ import annotations
 
@@ -9,39 +9,49 @@ from cuagent.expert.streaming.stages import COST, Plan, Stage
 from cuagent.expert.streaming.text import KernelText
 
 PARALLEL_WORK = 60_000
-"""Weighted operations below which a parallel region costs more than it saves (about 10 us)."""
+"""Number of weighted operations below which a parallel region costs more than it saves (about 10
+us).
+"""
 SAVED_BYTES = 192 << 10
-"""Bytes of the largest scratch row; for longer rows expensive values are computed again."""
+"""Largest size in bytes of a row's saved values; in longer rows values are computed again."""
 EXPENSIVE = 4
-"""Fewest operations and loads of a value that is saved in the cache for the next pass."""
+"""Least cost, in operations and loads per element, of a value that is saved instead of
+recomputed.
+"""
 KEEPS_NAN = ("amax", "amin")
-"""Reductions that return NaN if an element is NaN."""
+"""Reductions whose result is NaN if an element is NaN."""
 BLOCK = 4096
-"""Elements in one block of a long dimension."""
+"""Number of elements in one block of a long dimension."""
 CHEAP = 8
-"""Cost of an element, in additions, above which its arithmetic hides the time for which the
-additions of a reduction wait for one another."""
+"""Cost of an element, in additions, up to which the latency of a reduction's additions matters.
+
+Above it, the element's own arithmetic takes longer than that latency.
+"""
 FEW_COLUMNS = 16
 """Longest row, in elements, for which a tile is vectorized across rows. A row may be up to twice as
 long if its length is no multiple of VECTOR.
 
 This applies only to expensive elements: see `FEW_COLUMNS_WORK`."""
 FEW_COLUMNS_WORK = 4
-"""Fewest operations on each element that make a tile of such rows worth vectorizing across rows."""
+"""Least number of operations on each element for which tiles of short rows are vectorized over
+rows.
+"""
 VECTOR = 8
-"""Elements of a vector; the rest of a loop is computed one by one."""
+"""Number of elements of a vector; the remainder of a loop is computed one by one."""
 PREFETCH_AHEAD = 8
 """Number of slices of a gather by which the prefetch is ahead of the read."""
 PREFETCHED_TABLE = 1 << 18
 """Size in bytes of the smallest gathered table whose slices are prefetched: it does not fit into
 the cache."""
 PREFETCHED_BYTES = 512
-"""Most bytes of a slice that are prefetched; after them the processor's own prefetcher takes
-over."""
+"""Largest number of bytes of a slice that are prefetched.
+
+After them the processor's own prefetcher takes over.
+"""
 
 
 class CppText(KernelText):
-    """A C++ kernel that is being written, and the parts that its schedules share."""
+    """Writer of one C++ kernel, with the parts that all schedules use."""
 
     def __init__(self, name: str, nest: Nest, title: str, tile: int) -> None:
         self.tile = min(tile, nest.dimensions[-1].extent)
@@ -50,9 +60,13 @@ class CppText(KernelText):
             not nest.dimensions[-1].reduced or _has_few_columns(nest) or across
         )
         self.transposes = self.columns_schedule and nest.dimensions[-1].reduced and not across
-        """True if the rows of a tile are copied, so that adjacent rows are adjacent in memory."""
+        """True if the rows of a tile are copied in such a way that adjacent rows are adjacent in
+        memory.
+        """
         self.staged: dict[str, str] = {}
-        """Name of the array with the copies of each element that is read from such rows."""
+        """Name of the array with the copy of a tile, by the C++ expression of the element that was
+        copied.
+        """
         if self.columns_schedule and nest.dimensions[-1].reduced:
             self.tile = min(tile, [d.extent for d in nest.dimensions if not d.reduced][-1])
         saved = nest.group.columns * (self.tile if self.columns_schedule else 1) * 4
@@ -63,13 +77,13 @@ class CppText(KernelText):
         self.parallel = plan.operations > PARALLEL_WORK
         self.constants = 0
         self.overlaps = False
-        """True if an element may be computed twice, so that no output may be written in place."""
+        """True if some elements are computed twice, so that no output may overwrite an input."""
         self.part = ""
-        """Suffix of the variables in which the current part of a row is reduced."""
+        """Suffix of the variables with the partial results of the current part of a row."""
         self.scratch = self._scratch()
 
     def _parallel(self, loops: int) -> None:
-        """Write the pragma before `loops` nested loops that share the work."""
+        """Write an OpenMP pragma that divides the next `loops` nested loops among threads."""
         if self.parallel and loops:
             collapse = f" collapse({loops})" if loops > 1 else ""
             self.w.pragma(f"omp parallel for schedule(static){collapse}")
@@ -82,7 +96,10 @@ class CppText(KernelText):
         self.w.open(f"for (long i{k} = start; i{k} < end; ++i{k})")
 
     def _scratch(self) -> dict[str, str]:
-        """Return the array of each saved value; values with separate lifetimes share an array."""
+        """Return the name of the array for each saved value.
+
+        Two values share an array if the first is no longer needed when the second is computed.
+        """
         stages, owner, arrays = self.plan.stages, dict[str, str](), dict[str, str]()
         for stage in stages:
             later = [name for other in stages[stage.level + 1 :] for name in other.reload]
@@ -98,7 +115,9 @@ class CppText(KernelText):
             self.w(f"alignas(64) float {array}[{size}];")
 
     def _constants(self, stage: Stage, inner: int) -> None:
-        """Write, in front of the innermost loop, the loads that do not change along it."""
+        """Declare variables in front of the innermost loop for the loads that are constant in
+        it.
+        """
         self._forget()
         for node in (*stage.compute, *stage.reduces):
             for arg in node.inputs:
@@ -122,7 +141,8 @@ class CppText(KernelText):
                     self.defined[key] = word
 
     def _prefetch(self, access: Access, inner: int) -> None:
-        """Prefetch the slice that a loop over a gather's indices reads some steps later.
+        """Write the prefetch of the slice that the loop over a gather's indices reads some steps
+        later.
 
         A processor cannot predict the order of the slices, and would wait for memory at each of
         them.
@@ -149,14 +169,15 @@ class CppText(KernelText):
         self.w(f"prefetch<{min(size, PREFETCHED_BYTES)}>({element});")
 
     def _forget(self) -> None:
-        """Forget the variables of a loop that has ended."""
+        """Clear the variables that are only valid inside a loop that has ended."""
         self.defined, self.slices, self.starts = {}, {}, {}
 
     def _start(self, access: Access, inner: int) -> None:
-        """Declare the index of a conditional access's first element in the innermost loop.
+        """Declare the index of a conditional access's first element, in front of the innermost
+        loop.
 
-        The loop then loads without a condition, which can be vectorized. Where the conditions do
-        not hold, it starts at the tensor's first element, so that it stays inside the tensor.
+        The loop then loads without a condition, which can be vectorized. Where the conditions are
+        false, the index is 0, so that it is inside the tensor.
         """
         key, step = self._element(access), access.strides[inner]
         varies = access.row is not None and access.row.index.strides[inner]
@@ -222,14 +243,16 @@ class CppText(KernelText):
             self._store(name)
 
     def _reduced(self, node: Node) -> str:
-        """Return the variable in which the current part of a row is reduced."""
+        """Return the variable with the result of a reduction over the current part of a row."""
         return identifier(node.name) + self.part
 
     def _slot(self, name: str) -> str:
         return f"{self.scratch[name]}[{self._position()}]"
 
     def _position(self) -> str:
-        """Return the index of the current element in an array of the elements of a row or tile."""
+        """Return the index expression of the current element in an array over a row or a tile of
+        rows.
+        """
         position, step = [], 1
         for k in reversed(self.column_dims):
             position.append(f"i{k}" if step == 1 else f"i{k} * {step}")
@@ -252,7 +275,8 @@ class CppText(KernelText):
 def _reads_across(nest: Nest) -> bool:
     """Return True if adjacent rows are adjacent in memory, and the elements of a row are not.
 
-    Vectors then run over rows: the cross-entropy of transposed logits reads whole cache lines.
+    Vectors should then run over rows: the cross-entropy of transposed logits reads whole cache
+    lines.
     """
     rows = [k for k, d in enumerate(nest.dimensions) if not d.reduced]
     if not rows or not nest.dimensions[-1].reduced or nest.dimensions[rows[-1]].extent < VECTOR:
@@ -264,10 +288,10 @@ def _reads_across(nest: Nest) -> bool:
 
 
 def _has_few_columns(nest: Nest) -> bool:
-    """Return True if rows have few elements, these are expensive, and there are enough rows.
+    """Return True if the rows are short and many, and their elements are expensive.
 
-    Adjacent rows are then the elements of a vector: joining the lanes of a vector for each
-    reduction of a row would take longer than the reductions.
+    Vectors should then run over rows: joining the lanes of a vector for each reduction of a row
+    would take longer than the reductions.
     """
     rows = [d.extent for d in nest.dimensions if not d.reduced]
     nodes = [n for n in nest.group.nodes if n.kind is not Kind.VIEW and n.name not in nest.by_row]
@@ -278,7 +302,7 @@ def _has_few_columns(nest: Nest) -> bool:
 
 
 def joined(op: str, word: str, value: str) -> str:
-    """Return the statement that joins `value` to the reduction result in `word`."""
+    """Return the C++ statement that joins `value` to the result `word` of the reduction `op`."""
     if op == "sum":
         return f"{word} += {value};"
     better = f"{value} {'>' if 'max' in op else '<'} {word}"
@@ -288,7 +312,10 @@ def joined(op: str, word: str, value: str) -> str:
 
 
 def tile_width(tile: int, extent: int) -> str:
-    """Return the number of rows in the current tile as text: a constant if all tiles are equal."""
+    """Return the C++ expression of the number of rows in the current tile.
+
+    It is a constant if `tile` divides `extent`, the number of rows.
+    """
     if extent % tile == 0:
         return str(tile)
     return f"start + {tile} < {extent} ? {tile} : {extent} - start"

@@ -44,9 +44,10 @@ def generate(request: Request) -> KernelCall:
 
 
 def threads_for(columns: int, vector: int) -> int:
-    """Return the threads per row: one warp, which needs no barrier, for up to 256 vectors.
+    """Return the number of threads per row of `columns` elements, in vectors of `vector` elements.
 
-    For longer rows each thread has two to four vectors, within 64 to 1024 threads.
+    Up to 256 vectors it is one warp, which needs no barrier. For longer rows each thread gets two
+    to four vectors, within 64 to 1024 threads.
     """
     if columns <= 256 * vector:
         return 32
@@ -55,7 +56,7 @@ def threads_for(columns: int, vector: int) -> int:
 
 
 class _Kernel(MapSchedule, StagedRowSchedule, ColumnSchedule, SplitSchedules):
-    """One kernel, and the choice of its schedule."""
+    """Writer of one CUDA kernel, which chooses the schedule."""
 
     def __init__(self, request: Request, nest: Nest) -> None:
         inner = nest.dimensions[-1]
@@ -104,9 +105,9 @@ class _Kernel(MapSchedule, StagedRowSchedule, ColumnSchedule, SplitSchedules):
 
 
 def vector_width(extent: int, accesses: Sequence[Access]) -> int:
-    """Return the number of adjacent innermost elements per thread: 8 (half types) or 4; 1 if unfit.
+    """Return the number of adjacent innermost elements per thread: 8 (half types), 4 or 1.
 
-    The address of each vector access is then a multiple of its size, which is up to 16 bytes.
+    The address of each vector access must be a multiple of its size, which is up to 16 bytes.
     """
     widest = max((16 // ITEM_BYTES[a.dtype] for a in accesses if a.dtype in FLOATS), default=4)
     for width in (8, 4):
@@ -116,7 +117,9 @@ def vector_width(extent: int, accesses: Sequence[Access]) -> int:
 
 
 def _vectorizes(access: Access, width: int) -> bool:
-    """Return True if `width` adjacent innermost elements are one aligned run, or one element."""
+    """Return True if `width` adjacent innermost elements are one aligned vector, or the same
+    element.
+    """
     for guard in access.guards:
         edges = (guard.low, guard.high, *guard.steps[:-1])
         if guard.steps[-1] and any(edge % width for edge in edges):

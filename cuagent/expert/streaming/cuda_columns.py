@@ -1,4 +1,4 @@
-"""Write the CUDA schedule of reductions that are not innermost: `columns`."""
+"""Write the CUDA schedule `columns`, for reductions over other dimensions than the innermost."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from cuagent.expert.streaming.expressions import identifier
 
 
 class ColumnSchedule(CudaText):
-    """The schedule `columns`: a block computes 32 adjacent rows."""
+    """Writer of the schedule `columns`: a block computes 32 adjacent rows."""
 
     def _columns(self) -> None:
-        """Write the schedule with 32 adjacent rows per block and LANES threads per row."""
+        """Write the kernel: 32 adjacent rows per block and LANES threads per row."""
         w, group = self.w, self.nest.group
         max_lanes = 8 if group.rows >= 1 << 17 else 32
         lanes = max(1, min(max_lanes, 1 << max(0, (group.columns // 4).bit_length() - 1)))

@@ -1,4 +1,4 @@
-"""Write the CUDA schedule of kernels without a reduction: `map`."""
+"""Write the CUDA schedule `map` of elementwise kernels."""
 
 from __future__ import annotations
 
@@ -11,17 +11,23 @@ from cuagent.expert.streaming.nest import Access
 MAP_THREADS = 256
 """Threads per block of the `map` schedule."""
 AHEAD = 4
-"""Elements that a thread of the `map` schedule loads before any arithmetic if no aligned vectors
-fit."""
+"""Number of elements that a thread loads before any arithmetic, if aligned vectors are
+impossible.
+"""
 AHEAD_ROW = 8192
-"""Innermost extent from which each block of that schedule stays in one row. The indices of the
-other dimensions then cost one division per block."""
+"""Innermost extent from which on each block of the `map` schedule stays in one row.
+
+The indices of the other dimensions then cost one division per block.
+"""
 AHEAD_SIZE = 1 << 20
-"""Fewest elements of a group for which threads load ahead: bytes in flight then bound the speed."""
+"""Least number of elements of a group for which threads load AHEAD elements first.
+
+Only then do the bytes in flight bound the speed.
+"""
 
 
 class MapSchedule(CudaText):
-    """The schedule `map`, and its form for elements without aligned vectors."""
+    """Writer of the schedule `map`, and of its variant for elements without aligned vectors."""
 
     def _map(self) -> None:
         if self.vector == 1 and self._loads_ahead():
@@ -38,17 +44,20 @@ class MapSchedule(CudaText):
         self._launcher([self._launch(str(math.ceil(total / MAP_THREADS)), str(MAP_THREADS))])
 
     def _loads_ahead(self) -> bool:
-        """Return True if the loads of several elements may be written before all arithmetic."""
+        """Return True if the variant that loads AHEAD elements before all arithmetic should be
+        used.
+        """
         plain = (
             a.tensor and not (a.guards or a.row or a.is_index) for a in self.nest.reads.values()
         )
         return self.nest.group.size >= AHEAD_SIZE and all(plain)
 
     def _map_ahead(self) -> None:
-        """Write the `map` schedule of elements that have no aligned vectors.
+        """Write the kernel in which a thread loads AHEAD elements before it computes and stores the
+        first.
 
-        A thread loads AHEAD elements before it computes and stores the first one: an output may be
-        the memory of an input, so that the compiler cannot move a load before a store.
+        An output may overwrite an input's memory, so that the compiler cannot move a load before a
+        store.
         """
         w, stage, dims = self.w, self.plan.stages[0], self.nest.dimensions
         by_row = dims[-1].extent >= AHEAD_ROW and len(dims) > 1

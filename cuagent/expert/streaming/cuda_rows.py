@@ -1,4 +1,7 @@
-"""Write the CUDA schedule of reductions over the innermost dimension: `rows`."""
+"""Write the CUDA schedule `rows`, for reductions over the innermost dimension.
+
+A row consists of the elements that are reduced to one value.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from cuagent.expert.streaming.expressions import identifier
 from cuagent.expert.streaming.stages import Stage
 
 MAX_SAVED = 48
-"""Largest number of registers per thread for saved values of its row."""
+"""Largest number of registers per thread for values of a row that later passes need."""
 MAX_CACHED = 16
 """Largest number of registers per thread for input elements that a later pass reads again.
 
@@ -20,7 +23,7 @@ On an H200, 32 registers slowed a cross-entropy over 32000 columns by 30 % (fewe
 
 
 class RowSchedule(CudaText):
-    """The schedule `rows`: a warp or a block computes a row, in several passes."""
+    """Writer of the schedule `rows`: a warp or a block computes a row in several passes."""
 
     def _rows(self) -> None:
         w, group = self.w, self.nest.group
@@ -41,7 +44,7 @@ class RowSchedule(CudaText):
         self._launcher([self._launch(str(grid), block)])
 
     def _row_passes(self) -> None:
-        """Write all passes over one row, and its stores."""
+        """Write all passes over one row, and the stores of its row values."""
         for stage in self.plan.stages:
             for name in stage.save:
                 self.w(f"float {identifier(name)}_cached[ITEMS][VECTOR];")
@@ -53,7 +56,7 @@ class RowSchedule(CudaText):
         self._row_stores()
 
     def _cache_elements(self) -> None:
-        """Declare register arrays for the elements that several passes read, if they fit."""
+        """Declare register arrays for input elements that several passes read, up to MAX_CACHED."""
         free = MAX_SAVED - len(self._saved()) * self.items * self.vector
         passes: dict[str, list[int]] = {}
         for stage in self.plan.stages:
@@ -77,7 +80,9 @@ class RowSchedule(CudaText):
                 self.w(f"float {word}[ITEMS][VECTOR];")
 
     def _pass(self, stage: Stage) -> None:
-        """Write one pass of a row's threads over its elements, and the reductions at its end."""
+        """Write one pass of a row's threads over its elements, then the joins of their partial
+        results.
+        """
         w = self.w
         self._identities(stage)
         w.pragma("unroll" if self.items <= 16 else "unroll 4")

@@ -13,27 +13,34 @@ from cuagent.expert.streaming.group import LONG_ROW
 from cuagent.expert.streaming.stages import Stage
 
 SPLIT_ROWS = 512
-"""Long rows are split over several blocks if there are fewer than this: one block for each row
-would leave multiprocessors idle."""
+"""Number of long rows below which each row is split over several blocks.
+
+One block for each row would leave multiprocessors idle.
+"""
 FEW_ADJACENT_ROWS = 2048
 LONG_COLUMN = 2048
-"""If there are fewer than FEW_ADJACENT_ROWS adjacent rows, rows of at least LONG_COLUMN elements
-are split over blocks."""
+"""Least length of a row that is split over blocks if fewer than FEW_ADJACENT_ROWS rows are
+adjacent.
+"""
 SPLIT_THREADS = 256
-"""Threads per block of the kernels of `split rows`, and of all kernels that join."""
+"""Number of threads per block in the kernels of `split rows`, and in all kernels that join."""
 
 
 class SplitSchedules(CudaText):
-    """The schedules `split rows` and `split columns`; both only reduce, in one pass."""
+    """Writer of the schedules `split rows` and `split columns`, for kernels that only reduce in one
+    pass.
+    """
 
     def _splits_rows(self) -> bool:
-        """Return True if a kernel with one block per row would have few blocks."""
+        """Return True if a kernel with one block per row would have too few blocks."""
         group = self.nest.group
         long = group.rows < SPLIT_ROWS and group.columns >= LONG_ROW
         return long and self.plan.only_reduces
 
     def _split_rows(self) -> None:
-        """Write a kernel with `blocks` partial values per row, and one that joins them."""
+        """Write a kernel that computes `blocks` partial results per row, and a kernel that joins
+        them.
+        """
         w, group, stage = self.w, self.nest.group, self.plan.stages[0]
         per_block = SPLIT_THREADS * self.vector * 8
         blocks = max(1, min(1024, math.ceil(group.columns / per_block)))
@@ -63,13 +70,15 @@ class SplitSchedules(CudaText):
         self._launch_both(f"dim3({blocks}, {group.rows})", str(SPLIT_THREADS))
 
     def _splits_columns(self) -> bool:
-        """Return True if a kernel with one block for 32 rows would have few blocks."""
+        """Return True if a kernel with one block per 32 rows would have too few blocks."""
         group = self.nest.group
         long = group.rows < FEW_ADJACENT_ROWS and group.columns >= LONG_COLUMN
         return long and self.plan.only_reduces
 
     def _split_columns(self) -> None:
-        """Write the schedule for few adjacent rows: each block reads a part of their elements."""
+        """Write the schedule for few adjacent rows: each block reduces a part of the elements of
+        each row.
+        """
         w, group, stage = self.w, self.nest.group, self.plan.stages[0]
         lanes, tiles = 8, math.ceil(group.rows / 32)
         blocks = max(1, min(256, 1024 // tiles, group.columns // (8 * lanes)))
@@ -101,7 +110,9 @@ class SplitSchedules(CudaText):
         self._launch_both(f"dim3({tiles}, {blocks})", f"dim3(32, {lanes})")
 
     def _join(self, constants: dict[str, int], stage: Stage) -> None:
-        """Write the kernel that joins the partial values of each row, and stores its results."""
+        """Write the kernel that joins the partial results of each row and stores the row's
+        values.
+        """
         w, group = self.w, self.nest.group
         self._open_kernel("_join", "const float* workspace", SPLIT_THREADS)
         self._constexpr(**constants)
@@ -120,7 +131,9 @@ class SplitSchedules(CudaText):
         w.close()
 
     def _launch_both(self, grid: str, block: str) -> None:
-        """Write the launcher of both kernels; `grid` and `block` are those of the first one."""
+        """Write the launcher of both kernels; `grid` and `block` are the dimensions of the first
+        one.
+        """
         first = self._launch(grid, block, "_partial", workspace=True)
         rows = str(self.nest.group.rows)
         second = self._launch(rows, str(SPLIT_THREADS), "_join", workspace=True)

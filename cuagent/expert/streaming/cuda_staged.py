@@ -1,7 +1,7 @@
-"""Write the CUDA schedule of rows whose elements are far apart in memory: `staged rows`.
+"""Write the CUDA schedule `staged rows`, for rows whose elements are far apart in memory.
 
-The elements of adjacent rows must be adjacent. A block copies 8 to 32 such rows to shared memory,
-where its warps read them.
+The elements of adjacent rows must be adjacent in memory. A block copies 8 to 32 such rows to shared
+memory, from which its warps read them.
 """
 
 from __future__ import annotations
@@ -15,25 +15,28 @@ from cuagent.expert.streaming.nest import Access, Nest, NestError
 from cuagent.expert.streaming.stages import Plan
 
 STAGED_BYTES, STAGED_THREADS = 48 << 10, 256
-"""Largest shared memory in bytes, and threads, of a block that reads adjacent rows through it."""
+"""Shared memory in bytes (largest), and threads, of a block in the schedule `staged rows`."""
 L1_BYTES = 128 << 10
-"""Bytes of a tensor below which its strided reads are assumed to hit the L1 cache."""
+"""Size in bytes of a tensor below which its strided reads are assumed to hit the L1 cache."""
 
 
 class StagedRowSchedule(RowSchedule):
-    """The schedule `staged rows`."""
+    """Writer of the schedule `staged rows`."""
 
     def __init__(self, name: str, nest: Nest, title: str, plan: Plan) -> None:
         super().__init__(name, nest, title, plan)
         self.staged: dict[str, tuple[str, Access]] = {}
-        """Shared array and access of each element that is read through shared memory."""
+        """(shared array, access) of each element that is read through shared memory, by its
+        expression.
+        """
         self.adjacent = 0
-        """Number of rows that a block reads together."""
+        """Number of adjacent rows that a block copies together."""
 
     def _stage(self) -> None:
-        """Choose the tensors whose rows are read through shared memory, if there are any.
+        """Choose the tensors that are read through shared memory, if any.
 
-        Raises NestError if adjacent rows are not adjacent in memory, or do not fit.
+        Raises NestError if adjacent rows are not adjacent in memory, or if they do not fit into
+        shared memory.
         """
         nest = self.nest
         scattered = [a for a in nest.reads.values() if _is_scattered(a, nest)]
@@ -66,10 +69,8 @@ class StagedRowSchedule(RowSchedule):
         return super()._load(access)
 
     def _staged_rows(self) -> None:
-        """Write the schedule of rows whose elements are far apart, but next to those of other rows.
-
-        A block copies adjacent rows to shared memory. Then each of its warps computes some of these
-        rows.
+        """Write the kernel: a block copies adjacent rows to shared memory, then each warp computes
+        some rows.
         """
         w, group, adjacent = self.w, self.nest.group, self.adjacent
         self._open_kernel(threads=STAGED_THREADS)
@@ -104,9 +105,9 @@ class StagedRowSchedule(RowSchedule):
 
 
 def _is_scattered(access: Access, nest: Nest) -> bool:
-    """Return True if a warp reads one element of each cache line, in a tensor beyond the L1 cache.
+    """Return True if a warp would read one element from each cache line of a large tensor.
 
-    torch transposes such a tensor through shared memory; here only `staged rows` does.
+    torch transposes such a tensor through shared memory; of the schedules here, `staged rows` does.
     """
     if not access.tensor:
         return False
@@ -117,6 +118,8 @@ def _is_scattered(access: Access, nest: Nest) -> bool:
 
 
 def _is_transposed(access: Access, adjacent: int) -> bool:
-    """Return True for a plain read whose elements of adjacent rows are adjacent."""
+    """Return True if this access reads adjacent elements for `adjacent` adjacent rows,
+    unconditionally.
+    """
     plain = not (access.guards or access.row or access.is_index)
     return plain and access.strides[adjacent] == 1

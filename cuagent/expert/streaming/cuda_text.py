@@ -1,6 +1,6 @@
-"""Write the C++ of CUDA kernels: signatures, launches, and blocks of adjacent elements.
+"""Write the parts of CUDA kernels that all schedules use: signatures, launches, blocks of elements.
 
-The schedules (`cuda_map`, `cuda_rows` and others) decide which threads and loops run these texts.
+The schedules (`cuda_map`, `cuda_rows` and others) decide which threads and loops run these parts.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from cuagent.expert.streaming.stages import Plan, Stage
 from cuagent.expert.streaming.text import KernelText
 
 JOIN = {"sum": "Sum", "max": "Max", "min": "Min", "amax": "Max", "amin": "Min"}
-"""Class in `pointwise_cuda.h` that joins two partial values, for each reduction."""
+"""Name of the class in `pointwise_cuda.h` that joins two partial results, by reduction."""
 
 
 def headers(dtypes: Iterable[str]) -> tuple[str, ...]:
-    """Return the headers that these dtypes need; the one of half types compiles slowly."""
+    """Return the headers for tensors of these dtypes.
+
+    The header for half types is included only if needed, because it compiles slowly.
+    """
     half = {"float16", "bfloat16"} & set(dtypes)
     return ("half_cuda.h", "pointwise_cuda.h") if half else ("pointwise_cuda.h",)
 
@@ -29,24 +32,26 @@ def headers_of(group: Group, tensors_read: Mapping[str, str]) -> tuple[str, ...]
 
 
 class CudaText(KernelText):
-    """Text of one CUDA kernel, for any schedule."""
+    """Writer of one CUDA kernel, with the parts that all schedules use."""
 
     def __init__(self, name: str, nest: Nest, title: str, plan: Plan) -> None:
         super().__init__(name, nest, title, plan)
         self.vector = 1
-        """Adjacent elements of one thread."""
+        """Number of adjacent elements that a thread computes together."""
         self.column_rows = False
-        """True if adjacent threads have adjacent rows."""
+        """True if adjacent threads compute adjacent rows."""
         self.integer = "int"
-        """C++ type of indices."""
+        """C++ type of index variables."""
         self.threads = 0
-        """Threads per row."""
+        """Number of threads per row."""
         self.items = 0
-        """Vectors of each thread in its row."""
+        """Number of vectors of a row that each thread computes."""
         self.workspace = 0
-        """float32 elements of scratch memory that the launcher takes."""
+        """Number of float32 elements of scratch memory that the launcher needs."""
         self.cached: dict[str, tuple[int, str]] = {}
-        """First pass and register array of each element that stays in registers."""
+        """(first pass that loads it, register array) of each input element that stays in
+        registers.
+        """
 
     def _parameters(self) -> list[str]:
         group = self.nest.group
@@ -98,7 +103,7 @@ class CudaText(KernelText):
                 w(f"{remainder} /= {count};")
 
     def _element_block(self, stage: Stage, slots: dict[str, str]) -> None:
-        """Write the loads, arithmetic and stores of VECTOR adjacent elements."""
+        """Write the loads, arithmetic and stores of one block: VECTOR adjacent elements."""
         w, self.stage, self.defined = self.w, stage, {}
         self._load_elements(stage)
         vector_stores = [n for n in stage.stores if self.vector > 1]
@@ -134,7 +139,9 @@ class CudaText(KernelText):
         self.defined = {}
 
     def _load_elements(self, stage: Stage) -> None:
-        """Write the loads of a block of elements, as vectors where the elements are adjacent."""
+        """Write the loads of one block of elements, as vector loads where the elements are
+        adjacent.
+        """
         w = self.w
         inner = len(self.nest.dimensions) - 1
         readers = {n.name for n in stage.compute} | {n.name for n in stage.reduces}
@@ -176,7 +183,7 @@ class CudaText(KernelText):
                     w(f"{cached[1]}[item][0] = {word};")
 
     def _identities(self, stage: Stage) -> None:
-        """Write the variables of the stage's reductions, with their values for no elements."""
+        """Declare the variables of the stage's reductions, with their initial values."""
         for node in stage.reduces:
             self.w(f"float {identifier(node.name)} = {JOIN[node.op]}::identity();")
 

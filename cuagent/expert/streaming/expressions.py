@@ -1,4 +1,4 @@
-"""Write operations as C++ (for the CPU and CUDA), and operations on parameters as Python."""
+"""Write a node's operation as a C++ expression (CPU and CUDA), or as Python for parameters."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ FUNCTIONS = {
     "exp2": "exponential_of_two",
 }  # fmt: skip
 OF_HALF = ("gelu",)
-"""Operations with a second function for results in half precision, which needs fewer
-instructions."""
+"""Operations with a faster C++ function for results in half precision."""
 TYPES = {
     "float32": "float", "float16": "half", "bfloat16": "bf16", "bool": "bool", "int64": "int64_t",
     "int32": "int32_t", "uint8": "uint8_t",
@@ -38,7 +37,10 @@ TYPES = {
 IDENTITY = {
     "sum": "0.f", "max": "-INFINITY", "min": "INFINITY", "amax": "-INFINITY", "amin": "INFINITY",
 }  # fmt: skip
-"""Initial value of each reduction. `amax` and `amin` keep a NaN, which `max` and `min` may drop."""
+"""Initial value of each reduction in C++.
+
+`amax` and `amin` keep a NaN; `max` and `min` may drop it.
+"""
 RESERVED = {
     "relu", "sigmoid", "silu", "gelu", "gelu_half", "gelu_tanh", "softplus", "mish", "elu", "selu",
     "leaky_relu",
@@ -68,12 +70,15 @@ LOCALS = names_in(
     VECTOR
     """
 )
-"""Variables and constants of kernels. A tensor of the module with such a name, for instance an
-argument `result`, gets another name in the kernel."""
+"""Names of variables and constants in generated kernels.
+
+A tensor of the module with such a name, for instance an argument `result`, gets another name in the
+kernel.
+"""
 NUMBERED = re.compile(
     r"[ij]\d+|[pqt]\d+|(count|from|near|real|weight|tap_weight)\d+|staged_\d+|tile|k"
 )
-"""Matches variables of kernels that belong to a dimension."""
+"""Matches names of kernel variables with a number, such as `i0`, the index of dimension 0."""
 PYTHON = {
     "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}",
     "neg": "-{0}", "cast": "{0}", "rsqrt": "torch.rsqrt({0})", "sqrt": "torch.sqrt({0})",
@@ -82,14 +87,16 @@ PYTHON = {
     "relu": "torch.relu({0})", "softplus": "F.softplus({0})", "silu": "F.silu({0})",
     "gelu": "F.gelu({0})", "maximum": "torch.maximum({0}, {1})",
 }  # fmt: skip
-"""Python expression of each operation that torch may compute once, in advance, if all its operands
-depend on parameters alone."""
+"""Python expression of each operation that can be computed once for parameters."""
 PYTHON_REDUCTIONS = {"sum": "sum", "max": "amax", "amax": "amax", "min": "amin", "amin": "amin"}
-"""Name of the tensor method of each reduction."""
+"""Name of torch's tensor method for each reduction."""
 
 
 def on_parameters(node: Node, values: Sequence[str]) -> str:
-    """Return the Python expression of a pointwise node; `values` are those of its arguments."""
+    """Return the Python expression of a pointwise node of parameters.
+
+    `values` are the expressions of its arguments.
+    """
     numbers = [not isinstance(a, str) for a in node.args]
     if node.op == "maximum" and any(numbers):  # torch.maximum takes tensors only
         number = numbers.index(True)
@@ -103,12 +110,16 @@ def computed_type(dtype: str) -> str:
 
 
 def widened(element: str, dtype: str) -> str:
-    """Return the expression that converts a loaded element to the type of computation."""
+    """Return the C++ expression that converts `element`, loaded as `dtype`, to the computed
+    type.
+    """
     return f"to_float({element})" if dtype in ("float16", "bfloat16") else element
 
 
 def narrowed(value: str, dtype: str) -> str:
-    """Return the expression that converts a computed value to `dtype`, rounded to nearest even."""
+    """Return the C++ expression that converts a computed value to `dtype`, rounded to nearest
+    even.
+    """
     match dtype:
         case "float16":
             return f"to_half({value})"
@@ -118,7 +129,7 @@ def narrowed(value: str, dtype: str) -> str:
 
 
 def identifier(name: str) -> str:
-    """Return a node's name as a C++ identifier, different from keywords, functions and variables.
+    """Return a C++ identifier for a node's name that clashes with no keyword, function or variable.
 
     Different names of ASCII letters give different identifiers.
     """
@@ -129,7 +140,9 @@ def identifier(name: str) -> str:
 
 
 def number(value: float | int, whole: bool = False) -> str:
-    """Return a C++ literal, an integer one if `whole` is True and the value is integral."""
+    """Return a number as a C++ literal: float32, or an integer if `whole` is True and it is
+    integral.
+    """
     if whole and float(value).is_integer():
         return str(int(value))
     if math.isnan(value):

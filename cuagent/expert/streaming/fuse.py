@@ -1,4 +1,4 @@
-"""Group pointwise and reduce nodes into kernels.
+"""Fuse pointwise and reduce nodes into groups; one kernel computes a group.
 
 Invariant: groups and the nodes outside them form no cycle; a node is in at most one group.
 """
@@ -29,17 +29,18 @@ def fuse(
     claimed: Iterable[Group] = (),
     slices_count: bool = True,
 ) -> tuple[Step, ...]:
-    """Return kernels and library calls in an executable order.
+    """Return the steps that compute a graph, in an executable order: groups, and single nodes for
+    torch.
 
-    Nodes in `outside` (those computed once from parameters) are in no step. Groups in `claimed`,
-    of other families, become steps as they are. With `slices_count`, each slice of a tensor counts
+    Nodes in `outside` (those computed once from parameters) are in no step. Groups in `claimed`, of
+    other families, become steps unchanged. With `slices_count`, each slice of a tensor counts
     towards MAX_LEAVES: on a GPU its elements take registers.
     """
     return _Fuser(graph, outside, claimed, slices_count).run()
 
 
 class _Fuser:
-    """Greedy fusion in program order: a node joins the groups of its arguments if it can."""
+    """Greedy fusion in program order: a node joins the groups of its arguments if possible."""
 
     def __init__(
         self, graph: Graph, outside: frozenset[str], claimed: Iterable[Group], slices_count: bool
@@ -53,7 +54,9 @@ class _Fuser:
             self.draft_of.update(dict.fromkeys(group.places, draft))
 
     def run(self) -> tuple[Step, ...]:
-        """Place all nodes, move those that are cheaper with their reader, and order the groups."""
+        """Put each node into a group, move nodes to their reader's group if that is cheaper, order
+        the groups.
+        """
         for node in self.graph.nodes:
             if node.name in self.outside or node.name in self.draft_of:
                 continue
@@ -64,7 +67,9 @@ class _Fuser:
         return ordered(self.graph, self.draft_of, self.outside)
 
     def _place(self, node: Node) -> None:
-        """Join the groups of all arguments, else one of them, else make a new group."""
+        """Add a node to the joined groups of all its arguments, else to one of these groups, else
+        to a new one.
+        """
         found = {id(d): d for a in node.inputs if (d := self.draft_of.get(a))}
         drafts = [draft for draft in found.values() if draft.claimed is None]
         candidates = []
@@ -87,7 +92,8 @@ class _Fuser:
                 return
 
     def _absorbed(self, target: Draft, drafts: list[Draft], node: Node) -> Draft | None:
-        """Return `target` with the other groups merged into it, or None if one cannot be.
+        """Return `target` with all other groups of `drafts` merged into it; None if one cannot be
+        merged.
 
         A group can be merged if it has no reduction, fewer elements than `target` and no reader
         except `node`. Its arithmetic is then repeated for the elements of `target`, which costs
@@ -114,10 +120,11 @@ class _Fuser:
         return merged if agrees(self.graph, merged) else None
 
     def _postpone(self, node: Node) -> None:
-        """Move a node to the only group that reads it if its arguments are in memory anyway.
+        """Move a node from its group to the group of its only reader, if its arguments are stored
+        anyway.
 
-        The node is then neither written nor read. Groups with reductions read their arguments
-        several times, so nothing is moved into them.
+        The node's value is then neither written to memory nor read. Groups with reductions read
+        their arguments several times, so no node is moved into them.
         """
         source, readers = self.draft_of.get(node.name), self.users[node.name]
         if source is None or node.kind is not Kind.POINTWISE or len(readers) != 1:
@@ -152,8 +159,10 @@ class _Fuser:
             self.draft_of = before
 
     def _is_stored(self, name: str, draft: Draft) -> bool:
-        """Return True if a computed value is written to memory: another step reads it, or it is an
-        output of the graph."""
+        """Return True if the value `name` of group `draft` is written to memory.
+
+        Another step reads it, or it is an output of the graph.
+        """
         outside = [u for u in self.users[name] if self.draft_of.get(u.name) is not draft]
         is_value = self.graph.node(name).kind in (Kind.POINTWISE, Kind.REDUCE)
         return is_value and (bool(outside) or name in self.graph.outputs)
@@ -162,7 +171,7 @@ class _Fuser:
         return self.graph.node(node.inputs[0]).size if node.kind is Kind.REDUCE else node.size
 
     def _joined(self, draft: Draft, node: Node) -> Draft | None:
-        """Return `draft` with one more node; None if the group would not fit into a kernel."""
+        """Return `draft` with `node` added; None if one kernel could not compute the result."""
         found = with_node(self.graph, draft, node)
         if found is None or self._leaves(found) > MAX_LEAVES or not self._splittable(found):
             return None
@@ -173,7 +182,11 @@ class _Fuser:
         return len(names if self.slices_count else {self.graph.owner(name) for name in names})
 
     def _splittable(self, draft: Draft) -> bool:
-        """Return False if the group reduces few long rows and reads the results per element."""
+        """Return False if a group reduces few long rows and also reads the results for each
+        element.
+
+        Such rows are split over threads, which cannot wait for the whole row.
+        """
         columns = math.prod(n for _, n in draft.reduced or ())
         if draft.size // columns >= FEW_ROWS or columns < LONG_ROW:
             return True

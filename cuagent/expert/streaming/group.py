@@ -1,7 +1,8 @@
-"""Groups: the nodes that one kernel computes, each with its place in a flat domain.
+"""Groups: the nodes that one kernel computes, each with its position in the group's domain.
 
-A group runs over one flat domain of `size` elements. Each node in it has one domain stride per
-axis, so reshapes inside a group cost nothing. A row value (the result of a reduction) is a node
+A group's kernel runs over one flat index range of `size` elements, the domain. Each node has one
+stride per axis in the domain, so reshapes inside a group cost nothing. A row consists of the
+elements that a reduction joins to one value. A row value (the result of a reduction) is a node
 without the reduced axes. All reductions of a group run over the same axes.
 """
 
@@ -14,22 +15,24 @@ from dataclasses import dataclass
 from cuagent.expert.graph.graph import Kind, Node
 
 Span = tuple[int, int]
-"""Domain stride and extent of a reduced axis."""
+"""(stride in the domain, extent) of a reduced axis."""
 FEW_ROWS = 64
 LONG_ROW = 1 << 16
-"""Elements of a long row. A reduction over fewer than FEW_ROWS long rows is split over threads, and
-its group may not contain element-wise nodes that read its result."""
+"""Number of elements from which on a row is long.
+
+A reduction over fewer than FEW_ROWS long rows is split over threads, and its group may not contain
+elementwise nodes that read its result.
+"""
 MAX_LEAVES = 12
 """Largest number of tensors that one group may read."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """The nodes that one kernel computes, in order.
+    """Nodes of a graph that one kernel computes, in order.
 
-    `size` is the number of elements of the group's flat domain. `places` maps each node to the
-    strides of its axes in this domain. `reduced` has the axes of the domain over which the
-    reductions run.
+    `size` is the number of elements of the group's domain. `places` maps each node to the strides
+    of its axes in the domain. `reduced` has the axes of the domain over which the reductions run.
     """
 
     nodes: tuple[Node, ...]
@@ -42,23 +45,23 @@ class Group:
 
     @property
     def columns(self) -> int:
-        """Number of elements in one row, over which a reduction runs."""
+        """Number of elements of one row, over which a reduction runs."""
         return math.prod(extent for _, extent in self.reduced)
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
+        """Number of rows, and so of results of a reduction."""
         return self.size // self.columns
 
 
 Step = Group | Node
-"""A kernel or a library call."""
+"""One step of a method: a group, computed by a kernel, or a single node, computed by torch."""
 
 
 def leaves_and_returns(
     members: set[str], users: Mapping[str, Sequence[Node]], block_of: Mapping[str, Iterable[str]]
 ) -> bool:
-    """Return True if a path leaves the group `members` and returns to it.
+    """Return True if a path of the graph leaves the group `members` and returns to it.
 
     `block_of` maps a node to the members of its own group, which together count as one node.
     """
@@ -79,7 +82,9 @@ def leaves_and_returns(
 
 
 def levels_of(nodes: Iterable[Node]) -> dict[str, int]:
-    """Return the number of reductions, within these nodes, on the longest path to each node."""
+    """Return each node's level: the number of reductions on the longest path to it within
+    `nodes`.
+    """
     levels: dict[str, int] = {}
     for node in nodes:
         before = max((levels.get(a, 0) for a in node.inputs), default=0)

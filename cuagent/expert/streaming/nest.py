@@ -1,4 +1,4 @@
-"""Derive the loop nest of a group: dimensions along which every access has a constant stride.
+"""Derive the loop nest of a group: dimensions along which each tensor access has a constant stride.
 
 Both generators (C++ and CUDA) use it. A dimension is `reduced` if the group's reductions run over
 it. Invariant: every access reads or writes element `offset + sum(index[d] * strides[d])`, for any
@@ -17,7 +17,9 @@ from cuagent.expert.streaming.places import merged_spans, overlapping
 
 
 class NestError(Exception):
-    """The group has no common loop nest or no schedule; it must be split."""
+    """Error: a group has no common loop nest or no schedule, so that one kernel cannot compute
+    it.
+    """
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Dimension:
 
 @dataclass(frozen=True)
 class Guard:
-    """The condition `low <= sum(index[d] * steps[d]) < high` on the nest's indices."""
+    """The condition `low <= sum(index[d] * steps[d]) < high` on the loop indices of a nest."""
 
     steps: tuple[int, ...]
     low: int
@@ -40,32 +42,37 @@ class Access:
     """A read or write of a tensor, with one stride (in elements) per dimension of the nest."""
 
     tensor: str
-    """Name of the node that owns the memory."""
+    """Name of the node whose memory is read or written."""
     dtype: str
     strides: tuple[int, ...]
     offset: int = 0
     guards: tuple[Guard, ...] = ()
-    """Conditions under which the element is read; else the value is 0. A predicate has conditions
-    and no tensor; an access with neither is the number `sum(index[d] * strides[d])`."""
+    """Conditions under which the element is read; otherwise the value is 0.
+
+    An access without a tensor is a predicate if it has conditions; else it is the number
+    `sum(index[d] * strides[d])`.
+    """
 
     row: Row | None = None
-    """The slice of the tensor that a gather reads."""
+    """Slice of the tensor that is read, if the access belongs to a gather; else None."""
 
     @property
     def is_index(self) -> bool:
         return not self.tensor and not self.guards
 
     def varies(self, dimension: int) -> bool:
-        """Return True if the element changes along a dimension of the nest."""
+        """Return True if the accessed element changes along `dimension` of the nest."""
         through = self.row.index.strides[dimension] if self.row else 0
         return bool(self.strides[dimension] or through)
 
 
 @dataclass(frozen=True)
 class Row:
-    """The slice that a gather reads, of `extent` slices that are `stride` elements apart.
+    """The slice of a tensor that a gather reads, one of `extent` slices that are `stride` elements
+    apart.
 
-    `index` reads the number of the slice. If `wraps` is True, negative numbers count from the end.
+    `index` is the access to the slice's number. If `wraps` is True, negative numbers count from the
+    end.
     """
 
     index: Access
@@ -80,16 +87,16 @@ class Nest:
     dimensions: tuple[Dimension, ...]
     """Dimensions of the loops, outermost first."""
     reads: dict[tuple[str, str], Access]
-    """Reads by (reader, argument)."""
+    """Accesses that read tensors, by (name of the reading node, name of its argument)."""
     writes: dict[str, Access]
     by_row: frozenset[str]
-    """Nodes with one value per row, which vary over no reduced dimension."""
+    """Names of the nodes with one value per row, which vary along no reduced dimension."""
     levels: dict[str, int]
-    """Number of reductions before each node (`levels_of`)."""
+    """Number of reductions on the longest path to each node (`levels_of`)."""
 
     @property
     def tensors_read(self) -> dict[str, str]:
-        """dtype of each tensor that is read, in order of first use."""
+        """dtype of each tensor that the nest reads, in order of first use."""
         found: dict[str, str] = {}
         for access in self.reads.values():
             for part in (access, access.row.index if access.row else None):
@@ -98,32 +105,36 @@ class Nest:
 
 
 SHORT_RUN = 8
-"""Fewest elements of a run for which a loop is cut, so that a condition is constant in the run."""
+"""Least distance of a border of a condition from index 0 at which a dimension is divided in two.
+
+The condition is then constant in the inner dimension.
+"""
 Key = tuple[str, str] | str
-"""Key of an access: (reader, argument) for a read, the node for a write."""
+"""Key of an access: (reading node, argument) for a read, name of the written node for a write."""
 Axis = tuple[int, int, int]
-"""Domain stride, extent and element stride of one axis of an access."""
+"""(stride in the domain, extent, stride in the tensor) of one axis of an access."""
 
 
 @dataclass(frozen=True)
 class _Placed:
-    """An access in the flat domain of a group, before the domain is cut into dimensions."""
+    """An access to a tensor, in terms of the group's flat domain (`group.py`)."""
 
     tensor: str
     dtype: str
     axes: tuple[Axis, ...]
     offset: int = 0
     guards: tuple[tuple[int, int, int, int], ...] = ()
-    """Domain stride and extent of a guarded axis, first index and end."""
+    """(stride in the domain, extent, first index, end) of each axis with a condition."""
     index: _Placed | None = None
-    """Index tensor of a gather."""
+    """Access to the index tensor of a gather."""
     gather: tuple[int, int, bool] = (0, 0, False)
-    """Elements between two slices, number of slices, and whether negative indices count from the
-    end."""
+    """(elements between two slices, number of slices, True if negative indices count from the end)
+    of a gather.
+    """
 
 
 def nest_of(group: Group, graph: Graph) -> Nest:
-    """Return the loop nest of a group. Raises NestError if no common nest exists."""
+    """Return the loop nest of a group. Raises NestError if no nest fits all its accesses."""
     for node in group.nodes:
         if axes := overlapping(node.shape, group.places[node.name]):
             raise NestError(f"dimensions {axes} of {node.name} are one loop of the group")
@@ -184,7 +195,7 @@ def nest_of(group: Group, graph: Graph) -> Nest:
 
 
 def _read(group: Group, graph: Graph, reader: Node, name: str) -> _Placed:
-    """Return the access of `reader` to its argument `name`, which is outside the group."""
+    """Return the access of node `reader` to its argument `name`, which is outside the group."""
     arg = graph.node(name)
     if arg.kind is Kind.INSIDE:
         place = group.places[reader.name][len(reader.shape) - len(arg.shape) :]
@@ -212,13 +223,18 @@ def _read(group: Group, graph: Graph, reader: Node, name: str) -> _Placed:
 
 
 def _located(place: tuple[int, ...], shape: Shape, strides: tuple[int, ...]) -> tuple[Axis, ...]:
-    """Return the axes along which an access has a nonzero stride."""
+    """Return the axes along which an access moves in the tensor.
+
+    `place`, `shape` and `strides` are the domain strides, extents and tensor strides of all axes.
+    """
     axes = zip(place, shape, strides, strict=True)
     return _runs((d, n, t) for d, n, t in axes if n > 1 and t != 0)
 
 
 def _runs(axes: Iterable[Axis]) -> tuple[Axis, ...]:
-    """Merge axes that form one run in the domain and in memory, because one loop covers them."""
+    """Merge axes that one loop can cover: contiguous in the domain and evenly spaced in the
+    tensor.
+    """
     merged: list[Axis] = []
     for d, n, t in sorted(axes, reverse=True):
         if merged and merged[-1][0] == d * n and merged[-1][2] == t * n:
@@ -230,25 +246,31 @@ def _runs(axes: Iterable[Axis]) -> tuple[Axis, ...]:
 
 @dataclass(frozen=True)
 class _Source:
-    """Where a value's elements lie: the tensor, strides and offset, the windows outside which they
-    are zero, and the index tensor of a gather."""
+    """Location of a value's elements: the tensor that contains them, strides, offset and windows.
+
+    Outside of the windows the elements are zero. For a gather it also has the index tensor.
+    """
 
     base: Node
     strides: tuple[int, ...]
     offset: int
     windows: tuple[tuple[int, int, int], ...] = ()
-    """Dimension, start and end of each window."""
+    """(dimension, first index, end) of each range outside of which the value's elements are
+    zero.
+    """
     index: _Source | None = None
     gather: tuple[int, int, bool] = (0, 0, False)
 
     def moved(self, dim: int, start: int) -> _Source:
-        """Return the source for a longer tensor, in which this value starts at `start` on `dim`."""
+        """Return the source for a longer tensor, which contains this value from `start` on along
+        `dim`.
+        """
         index = self.index.moved(dim, start) if self.index else None
         return replace(self, offset=self.offset - start * self.strides[dim], index=index)
 
 
 def _source(graph: Graph, node: Node) -> _Source:
-    """Return the tensor behind windows and gathers."""
+    """Return where a value's elements are located in memory, also through windows and gathers."""
     if node.kind is Kind.GATHER:
         return _gathered(graph, node)
     if node.kind is Kind.TAKE:
@@ -285,7 +307,7 @@ WITHOUT_STRIDES = (Kind.WINDOW, Kind.INSIDE, Kind.INDEX, Kind.GATHER, Kind.TAKE)
 
 
 def storage(graph: Graph, node: Node) -> tuple[Node, tuple[int, ...], int]:
-    """Return the node that owns a value's memory, and the value's strides and offset there.
+    """Return (node that owns a value's memory, the value's strides there, its offset), in elements.
 
     Raises NestError for a value that strides alone do not locate.
     """
@@ -312,7 +334,10 @@ def _axes(shape: Shape, place: tuple[int, ...]) -> tuple[Axis, ...]:
 
 
 def _cuts(group: Group, placed: Sequence[_Placed]) -> list[int]:
-    """Return the strides that cut the domain into loops, from 1 up; each divides the next."""
+    """Return the domain strides of all loops, ascending from 1 to the domain's size.
+
+    Each divides the next one. Raises NestError if the accesses admit no such sequence.
+    """
     cuts = {1, group.size}
     spans = [(d, n) for p in placed for d, n, _ in p.axes] + list(group.reduced)
     spans += [(stride, extent) for p in placed for stride, extent, *_ in p.guards]
@@ -350,7 +375,9 @@ def _strides(placed: _Placed, dims: list[tuple[int, int]]) -> tuple[int, ...]:
 
 
 def _guards(placed: _Placed, dims: list[tuple[int, int]]) -> tuple[Guard, ...]:
-    """Return the conditions of an access, each over as few dimensions as decide it."""
+    """Return the conditions of an access, with steps of 0 along dimensions that cannot change
+    them.
+    """
     found = []
     for stride, n, low, high in placed.guards:
         steps = [d // stride if stride <= d < stride * n else 0 for d, _ in dims]
@@ -373,7 +400,9 @@ def _collapse(
     strides: list[tuple[int, ...]],
     covered: list[tuple[bool, ...]],
 ) -> list[int]:
-    """Return the indices of the dimensions to keep; each of the others merges into the next one."""
+    """Return the indices of the dimensions that stay; each other dimension is merged into the next
+    one.
+    """
     keep = []
     for k in range(len(dims)):
         if k + 1 < len(dims) and flags[k] == flags[k + 1]:

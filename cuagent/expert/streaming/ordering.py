@@ -1,4 +1,4 @@
-"""Order groups and library calls so that each step follows those whose results it reads."""
+"""Order groups and library calls so that each step comes after the steps whose results it reads."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from cuagent.expert.streaming.places import Draft
 def ordered(
     graph: Graph, draft_of: Mapping[str, Draft], outside: frozenset[str]
 ) -> tuple[Step, ...]:
-    """Return the steps of a graph. `draft_of` has the group of each node that is in one.
+    """Return the steps that compute a graph, in order.
 
-    Nodes in `outside` are in no step.
+    `draft_of` maps each node in a group to its group. Nodes in `outside` are in no step.
     """
     steps: list[Step] = []
     done: set[str] = set(outside)
@@ -34,7 +34,7 @@ def ordered(
 
 
 def _blocks(graph: Graph, draft_of: Mapping[str, Draft]) -> list[tuple[list[str], Draft | None]]:
-    """Return the nodes of each group, and each other node by itself, in the order of the graph."""
+    """Return (names of its nodes, group) for each group, and (name, None) for each other node."""
     blocks: list[tuple[list[str], Draft | None]] = []
     seen: set[int] = set()
     for node in graph.nodes:
@@ -48,7 +48,7 @@ def _blocks(graph: Graph, draft_of: Mapping[str, Draft]) -> list[tuple[list[str]
 
 
 def in_order(graph: Graph, names: Iterable[str]) -> list[str]:
-    """Return the names of nodes in the order of the graph."""
+    """Return `names` in the order of the graph."""
     chosen = set(names)
     return [node.name for node in graph.nodes if node.name in chosen]
 
@@ -61,7 +61,7 @@ def _is_ready(graph: Graph, names: list[str], done: set[str]) -> bool:
 def _group(
     graph: Graph, users: Mapping[str, Sequence[Node]], names: list[str], draft: Draft
 ) -> Group:
-    """Return the finished group of a draft, whose nodes are `names` in order."""
+    """Return the `Group` for a finished draft; `names` are its nodes in order."""
     if draft.claimed is not None:
         return draft.claimed
     members = set(names)
@@ -74,7 +74,9 @@ def _group(
 
 
 def _base(graph: Graph, name: str, members: set[str]) -> str:
-    """Return the member that owns the memory of a view, which other kernels read."""
+    """Return the name of the group's node whose memory the view `name` shows; `name` for other
+    nodes.
+    """
     node = graph.node(name)
     while node.kind is Kind.VIEW and node.inputs[0] in members:
         node = graph.node(node.inputs[0])

@@ -1,4 +1,8 @@
-"""Find the place of a node in the domain of a group that is being built."""
+"""Find the position of a node in the domain of a group that is being built.
+
+The domain is the flat index range of the group's kernel (`group.py`). A node's place is the tuple
+of its axes' strides in the domain.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +14,18 @@ from cuagent.expert.graph.graph import Graph, Kind, Node, Shape, contiguous_stri
 from cuagent.expert.streaming.group import Group, Span
 
 Place = tuple[int, ...]
-"""Domain stride of each axis of a node."""
+"""Stride of each axis of a node in the domain of its group."""
 
 
 @dataclass
 class Draft:
-    """A group that is being built; its fields are those of `Group`."""
+    """A group that is being built; its fields have the same meaning as those of `Group`."""
 
     size: int
     places: dict[str, Place] = field(default_factory=dict)
     reduced: tuple[Span, ...] | None = None
     claimed: Group | None = None
-    """A group of another family, which no node joins."""
+    """Group of another family; no node may be added to it."""
 
     def merged(self, other: Draft) -> Draft | None:
         """Return a draft with the nodes of both; None if their domains differ."""
@@ -32,7 +36,7 @@ class Draft:
 
 
 def with_node(graph: Graph, draft: Draft, node: Node) -> Draft | None:
-    """Return `draft` with one more node; None if the node has no place in its domain."""
+    """Return `draft` with `node` added; None if the node has no place in the draft's domain."""
     reduced = draft.reduced
     match node.kind:
         case Kind.VIEW:
@@ -47,7 +51,10 @@ def with_node(graph: Graph, draft: Draft, node: Node) -> Draft | None:
 
 
 def pointwise_place(graph: Graph, draft: Draft, node: Node) -> Place | None:
-    """Return the place of a pointwise node that reads values of `draft`; None if it has none."""
+    """Return the place of a pointwise node in the domain of `draft`, which contains its arguments.
+
+    None if the node has no place there.
+    """
     shape = node.shape
     place: list[int | None] = [None if n > 1 else 0 for n in shape]
     for arg in node.inputs:
@@ -78,7 +85,9 @@ def _view(graph: Graph, draft: Draft, node: Node) -> Place | None:
 
 
 def _reduce(graph: Graph, draft: Draft, node: Node) -> tuple[Place | None, tuple[Span, ...] | None]:
-    """Return the place of a reduction and the axes over which it runs; None if it has no place."""
+    """Return (place of a reduction's result, axes over which it runs); (None, None) without a
+    place.
+    """
     (name,) = node.inputs
     arg = graph.node(name)
     place = draft.places.get(name, contiguous_strides(arg.shape))
@@ -94,10 +103,10 @@ def _reduce(graph: Graph, draft: Draft, node: Node) -> tuple[Place | None, tuple
 
 
 def moved_places(graph: Graph, small: Draft, node: Node, place: Place) -> dict[str, Place] | None:
-    """Return places for the nodes of `small` that let `node` read them; None if none do.
+    """Return new places for the nodes of `small` in the domain of another group, so that `node`
+    reads them.
 
-    `place` is that of `node`: the stride of each of its axes in the domain into which `small`
-    moves.
+    `place` is the place of `node` in that domain. None if no such places exist.
     """
     steps: dict[tuple[int, int], int] = {}
     for arg in node.inputs:
@@ -121,9 +130,9 @@ def moved_places(graph: Graph, small: Draft, node: Node, place: Place) -> dict[s
 
 
 def agrees(graph: Graph, draft: Draft) -> bool:
-    """Return True if every node reads its arguments where the group computes them.
+    """Return True if every node reads its arguments at the domain index where they are computed.
 
-    Two joined groups may fail this: the rows of one may be columns of the other.
+    After a merge this may be false: the rows of one group may be columns of the other.
     """
     for name, place in draft.places.items():
         node = graph.node(name)
@@ -135,9 +144,9 @@ def agrees(graph: Graph, draft: Draft) -> bool:
 
 
 def _reads_in_place(node: Node, place: Place, arg: Node, at: Place) -> bool:
-    """Return True if `node` reads each element of `arg` at the index where `arg` is computed.
+    """Return True if `node` reads each element of `arg` at the domain index where it is computed.
 
-    `place` and `at` have the domain strides of the axes of `node` and of `arg`.
+    `place` and `at` are the places of `node` and of `arg`.
     """
     shape, to = arg.shape, place
     match node.kind:
@@ -154,14 +163,16 @@ def _reads_in_place(node: Node, place: Place, arg: Node, at: Place) -> bool:
 
 
 def _aligned(shape: Shape, place: Place, to: Place) -> Iterable[tuple[int, int, int]]:
-    """Return extent, stride and the consumer's stride of each axis, aligned at the last axis."""
+    """Yield (extent, stride in `place`, stride in `to`) of each axis, with the last axes
+    aligned.
+    """
     return zip(shape, place, to[len(to) - len(shape) :], strict=True)
 
 
 def overlapping(shape: Shape, place: Place) -> tuple[int, int] | None:
-    """Return two axes of a node that run over the same part of the domain; None if there are none.
+    """Return two axes of a node whose ranges in the domain overlap; None if all are disjoint.
 
-    `place` has the domain stride of each axis.
+    `place` has the stride of each axis in the domain.
     """
     spans = sorted(
         (p, p * n, k) for k, (n, p) in enumerate(zip(shape, place, strict=True)) if n > 1
@@ -173,7 +184,7 @@ def overlapping(shape: Shape, place: Place) -> tuple[int, int] | None:
 
 
 def merged_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Merge adjacent axes, outermost first, and drop axes of extent 1."""
+    """Merge adjacent axes (stride, extent), outermost first, and drop axes of extent 1."""
     merged: list[Span] = []
     for stride, extent in sorted((s for s in spans if s[1] > 1), reverse=True):
         if merged and merged[-1][0] == stride * extent:

@@ -1,9 +1,9 @@
-"""Plan the passes of a kernel over its rows, for both generators.
+"""Plan the passes (stages) of a kernel over its rows, for the C++ and the CUDA generator.
 
 A group with L levels of reductions takes at most L + 1 passes. Pass k computes the reductions and
 outputs that depend on k earlier reductions. A value that a later pass needs again is saved if it is
 expensive, and computed again if it is cheap. An output that is computed again is stored by the last
-pass that computes it, so that it may take the memory of a tensor that it is computed from.
+pass that computes it, so that it may overwrite a tensor from which it is computed.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ COST = {
     "log_sigmoid": 30, "xlogx": 16, "sin": 30, "cos": 30, "div": 4, "sqrt": 4, "rsqrt": 6,
     "reciprocal": 4, "asin": 20, "acos": 20, "atan": 24, "atan2": 30, "exp2": 12, "pow": 60,
 }  # fmt: skip
-"""Approximate cost of an operation on one element, in additions."""
+"""Approximate cost of an operation on one element, in additions; 1 for operations not listed."""
 HALVES = ("bfloat16", "float16")
 HALF_LOAD = 3
-"""Loads of float32 that take as long as one load of a half type on a CPU."""
+"""Cost of a load of a half type on a CPU, in loads of float32."""
 EXPENSIVE = 8
-"""Smallest cost, in additions, of a value that is saved for a later pass, not computed again
-there."""
+"""Least cost, in additions, of a value that is saved for a later pass instead of computed again."""
 
 
 @dataclass(frozen=True)
 class Stage:
     """One pass over a row.
 
-    It computes `row_nodes` once. Then, for each element, it does `reload`, `compute`, `save`,
-    `reduces` and `stores`, in this order.
+    It computes `row_nodes` once. Then it loops over the row's elements. For each it loads saved
+    values (`reload`), computes nodes, saves values, updates reductions (`reduces`) and stores
+    outputs.
     """
 
     level: int
@@ -47,15 +47,15 @@ class Stage:
 
     @property
     def loops(self) -> bool:
-        """True if the stage runs over the elements of a row."""
+        """True if the pass has a loop over the elements of a row."""
         return bool(self.reduces or self.stores)
 
 
 class Plan:
-    """The stages of a nest, and the names inside its group.
+    """The stages of a loop nest's kernel, and the values that each of them computes and saves.
 
-    `may_save` permits saved values. A value is saved if its cost is at least `expensive`; each
-    element that it is computed from costs `load`.
+    With `may_save` a value is saved for later stages if its cost is at least `expensive`. `load` is
+    the cost of loading an element.
     """
 
     def __init__(
@@ -74,13 +74,15 @@ class Plan:
         self.stages = self._stages(may_save)
 
     def _cost_of(self, node: Node, arg: str, load: int) -> int:
-        """Return the cost of an operand of `node`; a half type is converted after its load."""
+        """Return the cost of computing or loading the argument `arg` of `node` for one element."""
         access = self.nest.reads.get((node.name, arg))
         halves = access is not None and access.dtype in HALVES
         return self.cost.get(str(self.source(arg)), load * (HALF_LOAD if halves else 1))
 
     def source(self, name: Operand) -> Operand:
-        """Return the value of which `name` is a view inside the group; else `name` itself."""
+        """Return the value that `name` is a view of, inside the group; `name` itself for other
+        values.
+        """
         while isinstance(name, str) and name in self.nodes:
             node = self.nodes[name]
             if node.kind is not Kind.VIEW or node.inputs[0] not in self.nodes:
@@ -89,7 +91,7 @@ class Plan:
         return name
 
     def is_element(self, name: Operand) -> bool:
-        """Return True for a value of the group that is computed for every element."""
+        """Return True if the group computes the value `name` once per element, not once per row."""
         if not isinstance(name, str) or name not in self.nodes:
             return False
         node = self.nodes[name]
@@ -97,17 +99,17 @@ class Plan:
 
     @property
     def levels(self) -> int:
-        """Largest number of reductions in the group that follow from one another."""
+        """Length of the longest chain of reductions in the group that depend on one another."""
         return max(self.nest.levels.values(), default=0)
 
     @property
     def only_reduces(self) -> bool:
-        """True if the group has one level of reductions and writes one value per row only."""
+        """True if the kernel writes only one value per row, after a single level of reductions."""
         return self.levels == 1 and not any(stage.stores for stage in self.stages)
 
     @property
     def operations(self) -> int:
-        """Operations of the whole kernel, weighted with `COST`."""
+        """Number of operations of the whole kernel, weighted with `COST`."""
         group = self.nest.group
         return sum(
             COST.get(n.op, 1) * (group.rows if n.name in self.nest.by_row else group.size)
@@ -128,7 +130,9 @@ class Plan:
         return reduces, stores
 
     def _closure(self, names: list[Operand], stop: set[str]) -> tuple[list[str], list[str]]:
-        """Return the element values to compute for `names`, in order, and the values to reload."""
+        """Return (values to compute per element for `names`, in order; saved values in `stop` to
+        reload).
+        """
         needed: set[str] = set()
         reload: list[str] = []
         stack = [self.source(name) for name in names]
@@ -173,7 +177,7 @@ class Plan:
         return self._store_late(stages)
 
     def _store_late(self, stages: list[Stage]) -> tuple[Stage, ...]:
-        """Move each store to the last stage that computes its value."""
+        """Move the store of each output to the last stage that computes its value."""
         last: dict[str, int] = {}
         for stage in stages:
             last |= dict.fromkeys(stage.stores, stage.level)
@@ -185,9 +189,10 @@ class Plan:
         )
 
     def in_place(self) -> frozenset[tuple[str, str]]:
-        """Return the pairs (output, input) for which the kernel may overwrite the input.
+        """Return the (output, input) pairs for which the output may overwrite the input's memory.
 
-        Each read is of the element that is being written, and no later stage reads the input.
+        The kernel reads the input only at the element that it writes, and no later stage reads the
+        input.
         """
         nest, end = self.nest, len(self.stages)
         stored = {name: stage.level for stage in self.stages for name in stage.stores}

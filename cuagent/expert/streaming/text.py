@@ -1,4 +1,4 @@
-"""Write lines, names and expressions of a kernel; shared by the C++ and the CUDA generator."""
+"""Write lines, names and expressions of a kernel; the C++ and the CUDA generator derive from it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cuagent.expert.streaming.stages import Plan
 
 @dataclass
 class Writer:
-    """Lines of C++ with indentation."""
+    """Lines of C++ that are being written, with the current indentation depth."""
 
     lines: list[str] = field(default_factory=list)
     depth: int = 0
@@ -34,12 +34,12 @@ class Writer:
         self.lines.append("#pragma " + text)
 
     def open(self, text: str) -> None:
-        """Open a block after `text`."""
+        """Write `text` and an opening brace, and indent the following lines."""
         self(f"{text} {{".lstrip())
         self.depth += 1
 
     def close(self, count: int = 1) -> None:
-        """Close `count` blocks."""
+        """Write `count` closing braces."""
         for _ in range(count):
             self.depth -= 1
             self("}")
@@ -49,9 +49,9 @@ DECLARATION = re.compile(r"\s*(?:const|constexpr) [\w ]+?\*?(\w+)(?:\[\w+\])? = 
 
 
 def without_unused(lines: list[str]) -> list[str]:
-    """Remove constants that no later line in their block reads.
+    """Return the lines without constants that no later line of their block uses.
 
-    A generator knows only after the last access if a row's index was needed. The scan runs from the
+    A generator knows only at the end if a row's index was needed. The lines are scanned from the
     end, so that constants used only by an unused constant are removed too.
     """
     result: list[str] = []
@@ -63,9 +63,10 @@ def without_unused(lines: list[str]) -> list[str]:
 
 
 def _is_read(word: str, declaration: str, later: list[str]) -> bool:
-    """Return True if a later line of the block has `word`; `later` is in reverse order.
+    """Return True if a later line in the block of `declaration` contains `word`.
 
-    The block ends at the first line with less indentation.
+    `later` has the lines after it in reverse order. The block ends at the first line with less
+    indentation.
     """
     depth = _depth(declaration)
     for line in reversed(later):
@@ -81,9 +82,9 @@ def _depth(line: str) -> int:
 
 
 class KernelText:
-    """Names and expressions of the kernel that is being written.
+    """Writer of a kernel's text: names of variables and C++ expressions of values.
 
-    `defined` maps loaded elements to their variables in the current scope.
+    `defined` maps the expression of a loaded element to its variable in the current scope.
     """
 
     def __init__(self, name: str, nest: Nest, title: str, plan: Plan) -> None:
@@ -94,20 +95,25 @@ class KernelText:
         self.stage = plan.stages[0]
         self.defined: dict[str, str] = {}
         self.row_suffix = ""
-        """Subscript of row values if several rows are processed together."""
+        """Subscript of row values, such as `[k]`, if several rows are processed together."""
         self.slices: dict[str, str] = {}
-        """Variable with the slice number of each gather whose slice is constant along the innermost
-        loop."""
+        """Variable with a gather's slice number, for gathers whose slice is constant in the
+        innermost loop.
+        """
         self.declared_slices = 0
         self.starts: dict[str, tuple[str, str]] = {}
-        """For each access whose conditions are constant along the innermost loop: the variable with
-        the index of its first element, and the distance from there to the current one."""
+        """Declared start of each access whose conditions are constant in the innermost loop.
+
+        The value is (variable with the index of the first element, expression of the distance from
+        it).
+        """
         self.segment: tuple[int, int, int] | None = None
-        """Dimension, first index and end of the current loop over a part of a dimension; None if
-        whole."""
+        """(dimension, first index, end) if the current loop covers only a part of a dimension; else
+        None.
+        """
 
     def _declare(self, node: Node, suffix: str) -> None:
-        """Write the definition of a node's value."""
+        """Declare a variable with a node's value; `suffix` is the end of its name."""
         word = f"{identifier(node.name)}{suffix}"
         self.w(f"const {computed_type(node.dtype)} {word} = {self._value(node)};")
 
@@ -115,7 +121,7 @@ class KernelText:
         return identifier(tensor)
 
     def _row_outputs(self) -> list[str]:
-        """Return the outputs with one value per row."""
+        """Return the names of the group's outputs with one value per row."""
         return [
             name
             for name in self.nest.group.outputs
@@ -150,7 +156,7 @@ class KernelText:
         return f"{word}_saved" if source in self.stage.reload else f"{word}_v"
 
     def _element(self, access: Access) -> str:
-        """Return text that identifies an element: its address and its condition."""
+        """Return a text that identifies the element of an access: its address and its condition."""
         if access.is_index:
             return f"index {self._index(access)}"
         element = f"{self._pointer(access.tensor)}[{self._index(access)}]" if access.tensor else ""
@@ -159,7 +165,7 @@ class KernelText:
         return f"{element}{self._condition(access)}"
 
     def _load(self, access: Access) -> str:
-        """Return the expression that loads an element, converted to the type of computation."""
+        """Return the C++ expression that loads an element and converts it to the computed type."""
         condition = self._condition(access)
         if access.is_index:
             return f"static_cast<float>(static_cast<int>({self._index(access)}))"
@@ -179,7 +185,9 @@ class KernelText:
         return _chosen(condition, value)
 
     def _row(self, access: Access) -> str:
-        """Declare a gather's slice number, negative if out of range, and return its variable."""
+        """Declare a variable with a gather's slice number (negative if out of range); return its
+        name.
+        """
         row = access.row
         assert row is not None
         key = self._element(access)
@@ -196,7 +204,7 @@ class KernelText:
         return word
 
     def _condition(self, access: Access) -> str:
-        """Return the condition of an access with guards; "" if it has none."""
+        """Return the C++ condition of an access with guards; "" if it has none."""
         terms = []
         for guard in access.guards:
             index = self._sum(guard.steps)
@@ -210,11 +218,13 @@ class KernelText:
         return f"({' && '.join(terms)})" if terms else "true" if access.guards else ""
 
     def _last(self, steps: Sequence[int]) -> int:
-        """Return the largest value of the sum of the indices times `steps`."""
+        """Return the largest value that the sum of the loop indices times `steps` takes."""
         return sum(s * (d.extent - 1) for s, d in zip(steps, self.nest.dimensions, strict=True))
 
     def _range(self, steps: Sequence[int]) -> tuple[int, int]:
-        """Return the bounds of the sum of the indices times `steps` within the current segment."""
+        """Return the least and largest value of the sum of the loop indices times `steps` in this
+        segment.
+        """
         first, last = 0, self._last(steps)
         if self.segment is not None:
             k, start, end = self.segment
@@ -223,7 +233,7 @@ class KernelText:
         return first, last
 
     def _assign(self, name: str, value: str) -> str:
-        """Return the statement that stores an output's element."""
+        """Return the C++ statement that stores `value` as the current element of output `name`."""
         write = self.nest.writes[name]
         return f"{identifier(name)}_out[{self._index(write)}] = {narrowed(value, write.dtype)};"
 
@@ -231,7 +241,7 @@ class KernelText:
         return self._sum(access.strides, access.offset)
 
     def _sum(self, steps: Sequence[int], offset: int = 0) -> str:
-        """Return the sum of the nest's indices times `steps`, plus `offset`."""
+        """Return the C++ expression of the sum of the loop indices times `steps`, plus `offset`."""
         terms = [
             f"i{k}" if step == 1 else f"i{k} * {step}"
             for k, step in enumerate(steps)
@@ -248,7 +258,7 @@ CONSTANTS = ("true", "false")
 
 
 def _chosen(condition: str, value: str) -> str:
-    """Return the expression of an element that is 0 where its condition does not hold."""
+    """Return the C++ expression that is `value` where `condition` is true, else 0."""
     if condition in ("", "true"):
         return value
     return "0" if condition == "false" else f"({condition} ? {value} : 0)"

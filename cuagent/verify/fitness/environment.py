@@ -31,7 +31,7 @@ class Environment:
 
     folder: Path
     offset_s: int = 0
-    """Offset of clocks in seconds, and of process numbers."""
+    """Number that is added to all clocks (in seconds) and to process numbers."""
     read: set[str] = field(default_factory=set)
     """Functions that the user's files have called so far, by name: `time.time`."""
     opened: list[str] = field(default_factory=list)

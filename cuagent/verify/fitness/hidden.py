@@ -39,7 +39,7 @@ SHIFTS_S = (1, 61, 3_607, 86_413)
 They change the parity of the second, the minute, the hour and the day.
 """
 WATCH_S = 0.08
-"""Seconds after which no further equal call is made."""
+"""Seconds of repeated equal calls after which no further call is made."""
 MOST_CALLS, FEWEST_CALLS = 200, 1
 """Largest and least number of repeated equal calls."""
 COUNTER_VALUES = (100, 1_000, 10_000, 10_080)
@@ -50,9 +50,12 @@ They are common thresholds and multiples. They stay small, because a module may 
 LIST_LENGTHS = (100, 1_000)
 """Lengths to which a growing list of the module is extended, to see if the answer changes."""
 ROUNDING = 4.0
-"""Largest difference of equal calls, in eps of the dtype, relative to the largest value."""
+"""Difference up to which the outputs of equal calls count as equal, in eps of the dtype.
+
+It is relative to the largest value.
+"""
 NOISES = 10.0
-"""Largest difference of equal calls, in units of the noise that `examine` measured."""
+"""Difference up to which outputs of equal calls count as equal, in units of `examine`'s noise."""
 FAILURES = (
     ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError, TypeError,
     ValueError,

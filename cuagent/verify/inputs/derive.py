@@ -1,4 +1,4 @@
-"""Derive the inputs of a kind from the task's own inputs.
+"""Derive inputs of each kind (`Inputs`) from the task's own inputs.
 
 `draws` and `lines` draw one tensor; this module decides which tensors are drawn, and how.
 """
@@ -22,14 +22,19 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 LARGE_OFFSET = 1e4
-"""Mean of large offsets. An offset of 500 is too small to reveal a one-pass variance in fp32."""
+"""Mean of inputs of kind OFFSET. With a mean of 500 a one-pass variance in fp32 would pass."""
 OPPOSED_OFFSET = 1e3
-"""Absolute mean of tensors with opposed signs."""
+"""Absolute value of the mean of inputs of kind OPPOSED, whose signs alternate between tensors."""
 LARGE_SIZE, HUGE_SIZE, FAINT_SIZE = 2.0**20, 2.0**60, 2.0**-14
-"""Sizes of large, huge and faint numbers. The fourth power of the first is finite in fp32, so that
-no honest formula overflows."""
+"""Magnitudes of inputs of the kinds LARGE, HUGE and FAINT.
+
+The fourth power of LARGE_SIZE is finite in fp32, so that no honest formula overflows.
+"""
 FAR_OFFSET = 5e4
-"""Size of numbers beyond those that kernels often use as "very low", and within fp16's range."""
+"""Magnitude of inputs of kind BELOW: larger than the "very low" constants that kernels often use.
+
+It is within fp16's range.
+"""
 
 
 def derive(
@@ -51,21 +56,22 @@ def derive(
     uniform_scale: bool = False,
     fraction_bits: int = 23,
 ) -> list[Tensor]:
-    """Return inputs of `kind` with the shapes and dtypes of the task's own.
+    """Return inputs of `kind` with the shapes and dtypes of `own`, results of the task's
+    get_inputs.
 
-    ranges: least and largest value of each integer tensor (`ranges_of`).
-    line_views: lines of each tensor that extremes move along; those of its axes if empty.
-    extreme_size: size of moving extremes.
-    thresholds: numbers that the reference compares with, for ties.
-    edges: those thresholds at which its result jumps.
-    ends: ends of each tensor's domain (`ends_of`).
-    fixed: tensors that are the same in all own draws (`varied`).
-    scales: numbers by which the reference scales.
-    mixed_tails: steps of moderate tails whose mean has both signs.
-    infinities: put infinities into draws of missing numbers too.
-    step: number of the draw within its sweep.
-    uniform_scale: large and huge numbers have one size throughout instead of one per row.
-    fraction_bits: bits after the binary point that the reference's products keep (`Terms`).
+    - `ranges`: least and largest value of each integer tensor (`ranges_of`)
+    - `line_views`: lines of each tensor along which extremes move; empty for those of its axes
+    - `extreme_size`: magnitude of the extremes that move in a sweep
+    - `thresholds`: numbers with which the reference compares, for ties
+    - `edges`: thresholds at which the reference's result jumps
+    - `ends`: ends of each tensor's domain (`ends_of`)
+    - `fixed`: tensors that are the same in all results of get_inputs (`varied`)
+    - `scales`: numbers by which the reference multiplies
+    - `mixed_tails`: steps of TAILS whose mean has both signs
+    - `infinities`: True to put infinities into draws of MISSING too
+    - `step`: number of the draw within its sweep
+    - `uniform_scale`: True for one magnitude of large and huge numbers instead of one per row
+    - `fraction_bits`: bits after the binary point that the reference's products keep (`Terms`)
     """
     if kind is Inputs.OWN:
         return list(own)
@@ -127,19 +133,20 @@ def _other_values(
 
 @dataclass(frozen=True)
 class SweepStep:
-    """One step of a sweep."""
+    """One step of a sweep, with the random generators from which its tensors are drawn."""
 
     kind: Inputs
     step: int
     noise: Generator
     order: Generator
-    """Generator with the same seed in all steps."""
+    """Random generator with the same seed in all steps; it determines the order of positions."""
     extreme_size: float
-    """Size of moving extremes."""
+    """Magnitude of the extremes that move."""
 
     def drawn(self, tensor: Tensor, bounds: Range | None, line_views: Sequence[LineView]) -> Tensor:
-        """Return the tensor for this step: `tensor` itself if the kind does not change its
-        dtype."""
+        """Return the tensor for this step; `tensor` itself if its dtype is not the one that the
+        kind changes.
+        """
         line_view, step = line_views[self.step % len(line_views)], self.step // len(line_views)
         if self.kind is Inputs.EVERY:
             few = bounds is not None and bounds[1] - bounds[0] < MOST_VALUES
@@ -155,7 +162,7 @@ class SweepStep:
 
 
 def boolean(tensor: Tensor) -> bool:
-    """Return True if the tensor holds booleans."""
+    """Return True if the tensor's dtype is bool."""
     import torch
 
     return tensor.dtype is torch.bool
@@ -164,7 +171,7 @@ def boolean(tensor: Tensor) -> bool:
 def _other_fixed(
     own: Sequence[Tensor], fixed: Sequence[Fixed | None], step: int, generator: Generator
 ) -> list[Tensor]:
-    """Change one tensor; the step selects the tensor and its change."""
+    """Return the inputs with one fixed tensor changed; `step` selects the tensor and its change."""
     of_each = [known.changes if known else () for known in fixed]
     rounds = range(max(map(len, of_each), default=0))
     pairs = [(n, changes[at]) for at in rounds for n, changes in enumerate(of_each) if changes[at:]]
@@ -178,7 +185,9 @@ def _other_fixed(
 
 
 def brink_steps(own: Sequence[Tensor], edges: Sequence[float]) -> int:
-    """Return the number of steps that cover every tensor, edge and case of `brink`."""
+    """Return the number of steps of BRINK that cover every tensor, edge and case
+    (`draws.brink`).
+    """
     floats = sum(x.is_floating_point() for x in own)
     return floats * min(floats, 2) * draws.BRINKS * len(edges)
 
@@ -196,7 +205,7 @@ def _on_the_brink(
 
 @dataclass(frozen=True)
 class _Form:
-    """Options of `derive` that apply to each tensor separately."""
+    """Options of `derive` that are the same for all tensors."""
 
     uniform_scale: bool
     infinities: bool
@@ -210,9 +219,9 @@ def _all_drawn(
     thresholds: Sequence[float],
     form: _Form,
 ) -> list[Tensor]:
-    """Draw every floating tensor; others stay unchanged.
+    """Return inputs in which every floating tensor is drawn by `kind`; others are unchanged.
 
-    Of CANCELLATION and FEW only the first floating tensor is drawn, and further ones are INTEGER.
+    In CANCELLATION and FEW only the first floating tensor is; further ones are drawn as INTEGER.
     """
     drawn: list[Tensor] = []
     for tensor in own:

@@ -1,8 +1,8 @@
-"""Draw one tensor of a kind; `derive` puts it in the place of the task's own.
+"""Draw one tensor of each kind (`Inputs`); `derive` puts it in the place of the task's own.
 
-Values differ between rows, so that a kernel that mixes up rows is found. A level is the variant of
-a row in a kind, such as its scale, its sign or the value that fills it. `random_values.row_values`
-assigns levels to rows and to whole blocks of rows.
+Values differ between rows, so that a kernel that mixes up rows gives wrong results. A level is the
+variant of a row in a kind, such as its scale, its sign or the value that fills it.
+`random_values.row_values` assigns levels to rows and to whole blocks of rows.
 """
 
 from __future__ import annotations
@@ -23,39 +23,50 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 EXPONENTS = (-8, 8, 0, -4, 4)
-"""Powers of two that scale the rows of mixed magnitude."""
+"""Exponents of the powers of two by which rows are scaled in MIXED."""
 TINY_EXPONENTS = (-14, -22, -30)
-"""Powers of two that scale rows of tiny numbers. The fourth power of the last is a normal fp32."""
+"""Exponents of the powers of two by which rows are scaled in TINY.
+
+The fourth power of the last is a normal fp32.
+"""
 BRINKS = 3
-"""Number of cases of `brink` for each edge."""
+"""Number of cases of `brink` for each threshold."""
 TAILS = ((5, 1), (-5, 1), (0, 5), (8, 1), (-8, 1), (0, 3), (3, 1), (-3, 1), (0, 8))
-"""(mean, deviation) pairs of moderate tails. Slow tasks get the first three."""
+"""(mean, deviation) of the normal numbers in each step of Inputs.TAILS; slow tasks get the first
+three.
+"""
 SIGNS = (-1, 1)
 FLAT_LEVELS = 3
-"""Number of variants of a row in a flat draw: all zeros, one constant, or unchanged."""
+"""Number of variants of a row in FLAT: all zeros, one constant, or unchanged."""
 FEW_IN_A_LINE = 8
-"""Expected number of nonzero elements in a line of `few`."""
+"""Expected number of nonzero elements in a line of FEW."""
 LONGEST = 1 << 20
-"""Largest number of elements of a tensor whose corners have their full size."""
+"""Largest number of elements of a tensor whose corners in CORNERS have their full magnitude."""
 EXTREME_SIZE, FAR_EXTREME_SIZE = 8.0, 200.0
-"""Sizes of extremes. The largest of a million normal numbers is about 5, and exp(89) overflows."""
+"""Magnitudes of extremes in EDGES and FAR_EDGES.
+
+The largest of a million normal numbers is about 5, and exp(89) overflows.
+"""
 
 
 def mixed(normal: Tensor, generator: Generator) -> Tensor:
-    """Scale rows and whole blocks by powers of two."""
+    """Return `normal` with rows and whole blocks scaled by the powers of two in EXPONENTS."""
     return normal * row_values(EXPONENTS, normal, generator).exp2()
 
 
 def tiny(normal: Tensor, generator: Generator) -> Tensor:
-    """Scale rows and whole blocks to tiny numbers. With enough rows, some stay unchanged."""
+    """Return `normal` with rows and whole blocks scaled to tiny numbers.
+
+    With enough rows, some are not scaled.
+    """
     return normal * row_values((*TINY_EXPONENTS, 0), normal, generator).exp2()
 
 
 def brink(tensor: Tensor, edges: Sequence[float], case: int, generator: Generator) -> Tensor:
-    """Return a tensor of one value, in which one number of each row is replaced by an edge.
+    """Return a tensor that repeats one value, except for one number of each row at a threshold.
 
-    The value is 0, edge - 1 or edge + 1. `case` selects the edge and the value: there are BRINKS
-    cases for each edge.
+    `edges` are the thresholds. The repeated value is 0, threshold - 1 or threshold + 1. `case`
+    selects the threshold and the value: there are BRINKS cases for each threshold.
     """
     import torch
 
@@ -76,7 +87,8 @@ def tails(
     *,
     mixed: bool = False,
 ) -> list[Tensor]:
-    """Return `own` with normal numbers of the mean and deviation number `step` of TAILS.
+    """Return `own` with one or all floating tensors replaced by normal numbers of step `step` of
+    TAILS.
 
     A nonzero mean replaces one tensor only, because the difference of two shifted tensors would
     cancel it; a zero mean replaces all. With `mixed` the mean is added to half of the elements and
@@ -96,7 +108,7 @@ def tails(
 
 
 def missing(normal: Tensor, generator: Generator, *, infinities: bool = False) -> Tensor:
-    """Put one NaN, several NaN, only NaN or none into rows and whole blocks.
+    """Return `normal` with one NaN, several NaN, only NaN or no NaN in rows and whole blocks.
 
     With `infinities`, a third of the other numbers in most rows are infinite, of both signs.
     """
@@ -113,12 +125,14 @@ def missing(normal: Tensor, generator: Generator, *, infinities: bool = False) -
 
 
 def levels(normal: Tensor, offset: float, generator: Generator) -> Tensor:
-    """Shift rows and whole blocks by plus or minus `offset`."""
+    """Return `normal` with `offset` added to, or subtracted from, rows and whole blocks."""
     return normal + offset * row_values(SIGNS, normal, generator)
 
 
 def large(normal: Tensor, size: float, generator: Generator) -> Tensor:
-    """Make rows and whole blocks all below -`size`, of that size, or leave them unchanged."""
+    """Return `normal` with rows and whole blocks below -`size`, of magnitude `size`, or
+    unchanged.
+    """
     import torch
 
     level = row_values(range(3), normal, generator)
@@ -127,8 +141,10 @@ def large(normal: Tensor, size: float, generator: Generator) -> Tensor:
 
 
 def planted(normal: Tensor, values: Sequence[float], generator: Generator) -> Tensor:
-    """Set one element of each row to one of `values`, chosen by row or by block. The value 0 leaves
-    the row unchanged."""
+    """Return `normal` with one element of each row set to one of `values`.
+
+    The value is selected by row or by block. The value 0 leaves the row unchanged.
+    """
     import torch
 
     level = row_values(range(len(values)), normal, generator).long()
@@ -140,10 +156,10 @@ def planted(normal: Tensor, values: Sequence[float], generator: Generator) -> Te
 
 
 def flat(normal: Tensor, generator: Generator) -> Tensor:
-    """Fill rows and whole blocks with zeros or with one power of two; others stay unchanged.
+    """Return `normal` with rows and whole blocks filled with zeros or with one power of two.
 
-    A tensor of one row becomes zero. A reference that divides by a row's norm or variance is then
-    not finite on any draw of this kind, and the kind is not used.
+    Some rows do not change. A tensor of one row becomes zero. A reference that divides by a row's
+    norm or variance is then not finite on any draw of this kind, and the kind is not used.
     """
     import torch
 
@@ -167,7 +183,8 @@ def flat_among(own: Tensor, flat_rows: Tensor) -> Tensor:
 
 
 def edges(normal: Tensor, extreme_size: float) -> Tensor:
-    """Put extremes at both ends of every long axis, with signs that alternate between lines.
+    """Add extremes to both ends of every long axis of `normal`, in place; signs alternate between
+    lines.
 
     A reduction that omits the first or last element of a line then gives a wrong result.
     """
@@ -186,11 +203,12 @@ def edges(normal: Tensor, extreme_size: float) -> Tensor:
 
 
 def corners(normal: Tensor, sign: int) -> Tensor:
-    """Enlarge the first and last element of the tensor and of each block along its leading axes.
+    """Set the first and last element of the tensor, and of each block along its leading axes, in
+    place.
 
-    Their size is the root of the number of elements in the block, so that each matters in a sum
-    over the block, or in a sum of squares, at any length. In tensors of more than LONGEST elements
-    it is smaller; otherwise a plain sum of squares in fp32 would absorb all other terms.
+    Their magnitude is the root of the number of elements in the block, so that each matters in a
+    sum over the block, or in a sum of squares, at any length. In tensors of more than LONGEST
+    elements it is smaller; otherwise a plain sum of squares in fp32 would absorb all other terms.
     """
     extreme_size = sign * min(1.0, (LONGEST / max(1, normal.numel())) ** 0.5)
     for leading in reversed(range(max(1, normal.dim() - 1))):
@@ -216,13 +234,15 @@ def few(normal: Tensor, generator: Generator, bits: int = 17) -> Tensor:
 
 
 def masked(tensor: Tensor, generator: Generator) -> Tensor:
-    """Set or clear rows and whole blocks of a boolean tensor; others stay unchanged."""
+    """Return the boolean tensor with rows and whole blocks set to True or to False; others are
+    unchanged.
+    """
     level = row_values(range(3), tensor, generator)
     return (tensor & (level != 0)) | (level == 1)
 
 
 def extreme(tensor: Tensor, bounds: tuple[int, int], generator: Generator) -> Tensor:
-    """Replace a third of the integers by the least of the range, a third by the largest.
+    """Return the integers with a third replaced by the least of the range, a third by the largest.
 
     The first element is the largest and the last one the least, so that in several tensors the
     extremes coincide.

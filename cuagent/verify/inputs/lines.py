@@ -1,6 +1,6 @@
-"""Draw tensors line by line: a line is the elements among which an operator may choose.
+"""Draw tensors line by line; a line contains the elements among which an operator chooses one.
 
-In the steps of a sweep the values of a line move, until each place has been tested.
+In the steps of a sweep the values of a line move, until each position was tested.
 """
 
 from __future__ import annotations
@@ -15,16 +15,21 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 LIKELY_MARKS = 4
-"""Number of values at either end of a range that most often mark padding."""
+"""Number of values at either end of an integer's range that are tried first as padding marks."""
 ROW_STEPS = 4
-"""Largest number of sweep steps in which each row has one number throughout."""
+"""Largest number of sweep steps in which each row repeats one integer."""
 SHORTEST_AXIS = 8
-"""Least length of an axis that gets extremes; shorter ones have them at the ends by chance."""
+"""Least length of an axis along which extremes are moved.
+
+On a shorter axis random numbers have extremes at both ends by chance.
+"""
 
 
 @dataclass(frozen=True)
 class LineView:
-    """View of a tensor as lines: reshaped to `shape`, each line spans the axes `dims`."""
+    """View of a tensor as lines: the tensor is reshaped to `shape`, and a line spans the axes
+    `dims`.
+    """
 
     shape: tuple[int, ...]
     dims: tuple[int, ...]
@@ -36,17 +41,21 @@ class LineView:
 
     @property
     def steps(self) -> int:
-        """Number of sweep steps after which an element of each line has been in every place."""
+        """Number of sweep steps after which the moving element of some line was at every
+        position.
+        """
         lines = math.prod(self.shape) // max(1, self.places)
         return math.ceil(self.places / max(1, lines))
 
     def lines(self, tensor: Tensor) -> Tensor:
-        """Return the lines of a tensor, as [lines, places]."""
+        """Return the tensor as [lines, elements of a line]."""
         last = tuple(range(-len(self.dims), 0))
         return tensor.reshape(self.shape).movedim(self.dims, last).reshape(-1, self.places)
 
     def back(self, lines: Tensor, like: Tensor) -> Tensor:
-        """Return the tensor of the shape of `like` that has these lines."""
+        """Convert [lines, elements of a line] back to the shape of `like`; the inverse of
+        `lines`.
+        """
         others = [side for dim, side in enumerate(self.shape) if dim not in self.dims]
         wide = lines.reshape([*others, *(self.shape[dim] for dim in self.dims)])
         last = tuple(range(-len(self.dims), 0))
@@ -54,7 +63,9 @@ class LineView:
 
 
 def axes(tensor: Tensor) -> list[LineView]:
-    """Return views along each long axis, the last axis first; along the last if none is long."""
+    """Return one LineView per long axis, the last axis first; only the last axis if none is
+    long.
+    """
     shape = tuple(tensor.shape) or (1,)
     long = [dim for dim, size in enumerate(shape) if size >= SHORTEST_AXIS]
     return [LineView(shape, (dim,)) for dim in reversed(long or [len(shape) - 1])]
@@ -63,10 +74,11 @@ def axes(tensor: Tensor) -> list[LineView]:
 def moving(
     normal: Tensor, extreme_size: float, line_view: LineView, step: int, order: Generator
 ) -> Tensor:
-    """Move the largest and the least element of each line to new places.
+    """Return `normal` with a large positive and a large negative element at other positions of each
+    line.
 
-    Over ceil(places / lines) steps with the same `order` both visit every place, and over twice as
-    many the rest of the line is once below zero and once above.
+    With the same `order`, both are at every position after ceil(places / lines) steps. After twice
+    as many steps the other elements of a line were once all below zero and once all above.
     """
     lines = line_view.lines(normal)
     at, opposite, sign = (column[:, None] for column in _places_of_step(lines, step, order))
@@ -77,7 +89,7 @@ def moving(
 
 
 def single(tensor: Tensor, line_view: LineView, step: int, order: Generator) -> Tensor:
-    """Return lines of booleans in which a single one is set, or a single one is clear."""
+    """Return lines of booleans in which a single element is True, or a single element is False."""
     import torch
 
     lines = line_view.lines(tensor)
@@ -87,7 +99,9 @@ def single(tensor: Tensor, line_view: LineView, step: int, order: Generator) -> 
 
 
 def sorted_lines(normal: Tensor, line_view: LineView, generator: Generator) -> Tensor:
-    """Sort lines upward or downward: each element is the largest so far, or the least."""
+    """Return each line of `normal` sorted, in ascending or (for half of the lines) descending
+    order.
+    """
     import torch
 
     lines = line_view.lines(normal).sort(-1).values
@@ -99,7 +113,7 @@ def every(tensor: Tensor, bounds: tuple[int, int], step: int, order: Generator) 
     """Return the integers of one step; over all steps of a sweep each integer of the range occurs.
 
     Of negative integers only the least occurs, which may mark padding. In the last steps each row
-    has one integer throughout, because any integer may mark padding.
+    repeats one integer, because any integer may mark padding.
     """
     import torch
 
@@ -122,8 +136,9 @@ def every(tensor: Tensor, bounds: tuple[int, int], step: int, order: Generator) 
 
 
 def steps_of_every(tensor: Tensor, values: int) -> tuple[int, int]:
-    """Return the number of steps until each of `values` values has occurred, and the number of
-    further steps in which each row has one value throughout."""
+    """Return (steps until each of `values` values has occurred, further steps with one value per
+    row).
+    """
     plain = math.ceil(values / max(1, tensor.numel()))
     if tensor.dim() < 2 or tensor.shape[-1] < 2:
         return plain, 0
@@ -131,8 +146,11 @@ def steps_of_every(tensor: Tensor, values: int) -> tuple[int, int]:
 
 
 def _places_of_step(lines: Tensor, step: int, order: Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Return for each line the places of its largest and its least element in this step, and the
-    sign of its other elements: int64 [lines] each."""
+    """Return (position of the largest, position of the least, sign of the other elements) in this
+    step.
+
+    Each is int64 [lines].
+    """
     import torch
 
     count, places = lines.shape

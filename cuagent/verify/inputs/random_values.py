@@ -1,10 +1,10 @@
-"""Draw random values in the shape of a tensor, each from a seeded generator.
+"""Draw random tensors, each from a seeded generator.
 
-A row is all elements along the last axis. A block is all rows with the same index along the first
-axis longer than 1. A task may normalise over more than a row (a group of channels, a sample), so in
-half of the blocks all rows have the same value (`row_values`), and in the other half each row has
-its own. Values are assigned in a random order, not drawn independently, so each occurs if there are
-enough rows.
+A row contains all elements along the last axis. A block contains all rows with the same index along
+the first axis longer than 1. A task may normalise over more than a row (a group of channels, a
+sample), so in half of the blocks all rows have the same value (`row_values`), and in the other half
+each row has another one. Values are assigned in a random order, not drawn independently, so each
+occurs if there are enough rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 STRETCH = 1 << 22
-"""Elements processed at a time where intermediate results need memory."""
+"""Number of elements processed at a time, to limit the memory of intermediate results."""
 
 
 def seeded(tensors: Sequence[Tensor], seed: int) -> Generator:
@@ -28,7 +28,7 @@ def seeded(tensors: Sequence[Tensor], seed: int) -> Generator:
 
 
 def randn(tensor: Tensor, generator: Generator) -> Tensor:
-    """Return standard normal numbers of the tensor's shape, in fp32 or, for fp64, in fp64."""
+    """Return standard normal numbers with the shape of `tensor`; fp64 if it is fp64, else fp32."""
     import torch
 
     dtype = torch.float64 if tensor.dtype is torch.float64 else torch.float32
@@ -37,7 +37,7 @@ def randn(tensor: Tensor, generator: Generator) -> Tensor:
 
 
 def uniform(normal: Tensor) -> Tensor:
-    """Replace normal numbers in place by numbers uniform in [0, 1), and return the tensor."""
+    """Map standard normal numbers in place to uniform numbers in [0, 1), and return the tensor."""
     import torch
 
     for part in normal.view(-1).split(STRETCH):
@@ -56,9 +56,9 @@ def first_of_rows(tensor: Tensor) -> Tensor:
 
 
 def row_values(values: Sequence[float], tensor: Tensor, generator: Generator) -> Tensor:
-    """Return one of `values` for every row, as [..., 1]; the first if there is one row.
+    """Return a random one of `values` for each row of `tensor`, as [..., 1].
 
-    In half of the leading blocks all rows get the same value.
+    In half of the leading blocks all rows get the same value. A single row gets the first value.
     """
     import torch
 
@@ -74,14 +74,16 @@ def row_values(values: Sequence[float], tensor: Tensor, generator: Generator) ->
 
 
 def balanced(tensor: Tensor, generator: Generator) -> Tensor:
-    """Return as many +1 as -1 along the last axis, in random order."""
+    """Return +1 and -1 in equal numbers and random order, with the length of the last axis."""
     width = tensor.shape[-1] if tensor.dim() else 1
     return (permutation(width, tensor, generator) % 2 * 2 - 1).to(tensor.dtype)
 
 
 def shuffled_values(values: Sequence[float], tensor: Tensor, generator: Generator) -> Tensor:
-    """Return a tensor of the shape of `tensor` with each of `values` equally often, in random
-    order; the first value for a single element."""
+    """Return a tensor with the shape of `tensor` that contains each of `values` equally often.
+
+    The order is random. A single element gets the first value.
+    """
     import torch
 
     table = torch.tensor(list(values), device=tensor.device)
@@ -91,7 +93,7 @@ def shuffled_values(values: Sequence[float], tensor: Tensor, generator: Generato
 def with_values(
     tensor: Tensor, values: Sequence[float], generator: Generator, share: float = 1 / 4
 ) -> Tensor:
-    """Replace a share of the elements by `values`."""
+    """Return `tensor` with a random share of its elements replaced by `values`."""
     import torch
 
     these = shuffled_values(values, tensor, generator).to(tensor.dtype)

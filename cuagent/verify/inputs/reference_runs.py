@@ -42,7 +42,8 @@ class ReferenceRuns:
     fits: Fits
     """Return True if the outputs are finite and the intermediate results fit the admitted dtype."""
     fills_hidden: FillsHidden | None = None
-    """Return True if masked elements have no effect on the output; None if there are no mask fills.
+    """Return True if masked elements do not affect the output; None for a reference without mask
+    fills.
     """
 
 

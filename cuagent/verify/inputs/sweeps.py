@@ -32,7 +32,9 @@ FEW_HALVES, MOST_HALVES = 8, 24
 
 @dataclass(frozen=True)
 class SweepCount:
-    """Number of draws that a sweep makes, and that would be needed to reach every place."""
+    """Numbers of draws of a sweep: those made, and those needed to reach every position or
+    value.
+    """
 
     made: int
     needed: int

@@ -32,7 +32,7 @@ EMPTIED = 0.3
 """Share of lengths that `Change.EMPTY` sets to zero."""
 
 MOST_ROWS = 64
-"""Number of rows that are changed independently if a tensor has more, equal rows."""
+"""Number of independent changes that are drawn if a tensor has more rows and all are equal."""
 
 Accepts = Callable[["Tensor"], bool]
 

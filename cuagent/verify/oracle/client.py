@@ -1,6 +1,6 @@
-"""The referee's handle on the oracle: a trusted process that draws inputs and computes the answers.
+"""The referee's handle of the oracle: a trusted process that draws inputs and computes the answers.
 
-It shares only arenas of inputs and weights with a worker; the referee lends these to both.
+Oracle and candidate may map the same arenas of inputs and weights, but no other memory.
 """
 
 from __future__ import annotations
@@ -25,31 +25,32 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TIE_PAIRS = 6
-"""Pairs of opposite perturbations that search for ties."""
+"""Number of opposite perturbation pairs with which ties are searched."""
 ANSWER_ARENAS = ("declared", "precise", "spread", "places")
 """Names of the arenas that every answer fills."""
 
 
 class AnswerInfo(NamedTuple):
-    """Properties of an answer that the oracle reports with it."""
+    """Properties of the oracle's answer to one draw, sent together with it."""
 
     finite: bool
-    """True if the reference is finite on these inputs."""
+    """True if the reference's outputs and intermediate results are finite on these inputs."""
     fills_hidden: bool
-    """True if the inputs are small enough for the reference's mask fill values (`mask_fills`)."""
+    """True if masked elements have no effect on the answer (`mask_fills`)."""
     perturbations: int
-    """Number of perturbations from which the spread was measured."""
+    """Number of perturbed runs from which the spread was measured; 0 if it was not."""
     certain: bool
-    """True if, on round inputs, all decisions depend on equal numbers in both precisions
-    (`rules.types.Expected`)."""
+    """True if roundoff changes no comparison, rounding or choice on these inputs
+    (`Expected.certain`).
+    """
 
     @classmethod
     def from_json(cls, reply: dict[str, Any]) -> AnswerInfo:
-        """Return the properties from the JSON of the oracle's process."""
+        """Return the properties from the JSON that the oracle sent."""
         return cls(reply["finite"], reply["fills_hidden"], reply["perturbations"], reply["certain"])
 
     def is_decisive(self, kind: Inputs, weights: Weights = Weights.OWN) -> bool:
-        """Return True if the answer to inputs of `kind` may reject a candidate."""
+        """Return True if a candidate may be rejected because of this answer to inputs of `kind`."""
         drawn_by_tasks = (
             kind in PLACED and weights is not Weights.SUNK
         )  # no task draws SUNK weights itself
@@ -58,22 +59,27 @@ class AnswerInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class PerturbationBudget:
-    """Limits of the perturbed runs for one answer."""
+    """Limits of the perturbed runs that the oracle makes for one answer."""
 
     seconds: float | None
-    """Approximate seconds for the spread; None for a zero spread and no search for ties."""
+    """Approximate seconds for measuring the spread; None to measure neither spread nor ties."""
     opposites: int = TIE_PAIRS
-    """Pairs of opposite perturbations that search for ties."""
+    """Number of opposite perturbation pairs with which ties are searched."""
     count: int = 0
-    """Number of perturbations in an earlier verdict that is repeated; 0 for a number from 2 to 8
-    that depends on `seconds`."""
+    """Number of perturbed runs for the spread; 0 for 2 to 8, depending on `seconds`.
+
+    It is set if an earlier verdict is repeated.
+    """
     check_decisions: bool = False
-    """True to check if decisions depend on equal numbers in both precisions."""
+    """True to determine `AnswerInfo.certain`."""
 
 
 @dataclass(frozen=True)
 class SensitivityQuery:
-    """A question to the oracle about one draw, asked before an error rejects a candidate."""
+    """Request to the oracle to measure the sensitivity of one draw's answer.
+
+    It is sent at the first use, before an error rejects a candidate.
+    """
 
     oracle: Oracle
     inputs: Arena
@@ -81,23 +87,25 @@ class SensitivityQuery:
     answers: dict[str, Arena]
     seed: int
     pairs: int
-    """Pairs of perturbations."""
+    """Number of opposite perturbation pairs."""
     ready: Callable[[], None] = lambda: None
-    """Function that is called before each request."""
+    """Callback before each request to the oracle."""
     target: int = 0
-    """Slot of the answer in the arenas `answers`."""
+    """Slot of the answer in the arenas of `answers`."""
 
     @cached_property
     def moved(self) -> Sensitivity:
-        """Changes of the answer that roundoff of a correct kernel may cause. Asked at first use."""
+        """Sensitivity of the answer; the oracle measures it at first use."""
         self.ready()
         return self.oracle.sensitivity(
             self.inputs, self.slot, self.answers, self.target, self.seed, self.pairs
         )
 
     def reordered(self) -> Iterator[list[Tensor]]:
-        """Yield the reference's answers with equal elements chosen in other orders, each valid
-        until the next."""
+        """Yield the reference's outputs under other orders of equal elements.
+
+        Each is valid until the next one is requested.
+        """
         reordered = self.answers["reordered"]
         for order in range(len(ORDERS[: self.pairs]) if reordered.layout.leaves else 0):
             self.ready()
@@ -106,8 +114,11 @@ class SensitivityQuery:
 
 
 class Oracle:
-    """Handle on the oracle. Raises TaskError if the user's module fails or crashes its process,
-    OracleLost if the process ends otherwise."""
+    """Handle of the oracle's process for the referee.
+
+    Methods raise TaskError if the user's module fails or crashes the process, OracleLost if the
+    process ends otherwise.
+    """
 
     def __init__(
         self,
@@ -116,33 +127,40 @@ class Oracle:
         budget: int | None = None,
         lock: Path | None = None,
     ) -> None:
-        """`budget` limits the bytes of the device's memory. `lock` is the device's lock."""
+        """Start the oracle. `budget` limits the bytes of the device's memory.
+
+        `lock` is the path of the device's lock.
+        """
         self._process = OracleProcess(fork_server, task, budget, lock)
         self._arena_ids = itertools.count()
         self._lent: dict[Arena, int] = {}
         self.lean = False
-        """True for a large task: answers are computed in two requests and released after use."""
+        """True for a large task, whose answers are computed in two requests and released after
+        use.
+        """
         self.weights: tuple[Weights, int] | None = None
-        """Kind and seed of the weights in use once all requests are done; None if unknown."""
+        """(kind, seed) of the weights that the oracle uses after all sent requests; None if
+        unknown.
+        """
         self._weight_requests: set[int] = set()
 
     @property
     def pid(self) -> int:
-        """Id of the oracle's process."""
+        """Process id of the oracle."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """True if the oracle can take requests."""
+        """True if the oracle is running and accepts requests."""
         return self._process.alive
 
     @property
     def is_idle(self) -> bool:
-        """True if no request is open."""
+        """True if every request was answered."""
         return self._process.is_idle
 
     def describe(self, give_way: Callable[[], None] = lambda: None) -> TaskFacts:
-        """Return the facts about the task.
+        """Let the oracle collect the facts about the task; return them.
 
         `give_way` is called between two runs of the reference, while the device is idle, if a
         timing waits for the device's lock.
@@ -153,18 +171,23 @@ class Oracle:
         return facts
 
     def examine(self, give_way: Callable[[], None] = lambda: None) -> dict[str, Any]:
-        """Return the findings on the reference (`cuagent.verify.fitness`). `give_way` is as in
-        `describe`."""
+        """Let the oracle examine the reference (`cuagent.verify.fitness`); return the findings.
+
+        `give_way` is as in `describe`.
+        """
         self._process.give_way = give_way
         return self._ask({"do": "examine"})
 
     def load_weights(self, kind: Weights, seed: int, arena: Arena) -> None:
-        """Load weights of `kind` from `seed` in the oracle and write the state dict to `arena`."""
+        """Let the oracle use weights of `kind` from `seed`, and write the state dict to `arena`."""
         self.lend(arena)
         self.wait(self.post_weights(kind, seed, arena))
 
     def draw(self, kind: Inputs, seed: int, arena: Arena, slot: int = 0, step: int = 0) -> None:
-        """Write inputs of `kind` from `seed` to a slot; `step` is the number within a sweep."""
+        """Let the oracle draw inputs of `kind` from `seed` into a slot of `arena`.
+
+        `step` is the number of the draw within a sweep.
+        """
         self.lend(arena)
         self.wait(self.post_draw(kind, seed, arena, slot, step))
 
@@ -176,7 +199,9 @@ class Oracle:
         seed: int,
         budget: PerturbationBudget,
     ) -> AnswerInfo:
-        """Write the answer to the first slots of `answers` (declared, precise, spread, places)."""
+        """Let the oracle write the answer for a slot of inputs to slot 0 of each arena in
+        `answers`.
+        """
         self.lend(inputs, *self.answer_arenas(answers))
         return AnswerInfo.from_json(
             self.wait(self.post_answer(inputs, slot, answers, 0, seed, budget))
@@ -185,7 +210,7 @@ class Oracle:
     # -- requests that return before their answers come, on arenas that were lent before
 
     def post_weights(self, kind: Weights, seed: int, arena: Arena, slot: int = 0) -> int:
-        """Request `load_weights` into a slot and return the request's number."""
+        """Send the request of `load_weights` without waiting; return its number."""
         message = {"kind": kind, "seed": seed, "arena": self._lent[arena], "slot": slot}
         request = self._process.post({"do": "weights"} | message)
         self._weight_requests.add(request)
@@ -193,7 +218,7 @@ class Oracle:
         return request
 
     def post_draw(self, kind: Inputs, seed: int, arena: Arena, slot: int, step: int = 0) -> int:
-        """Request `draw` and return the request's number."""
+        """Send the request of `draw` without waiting; return its number."""
         message = {"kind": kind, "seed": seed, "arena": self._lent[arena], "slot": slot}
         return self._process.post({"do": "draw", "step": step} | message)
 
@@ -206,10 +231,10 @@ class Oracle:
         seed: int,
         budget: PerturbationBudget,
     ) -> int:
-        """Request `answer` into slot `target` and return the request's number.
+        """Send the request of `answer`, with the slot `target`, without waiting; return its number.
 
         For a large task the answer in the reference's own precision, which is a whole run, is
-        waited for first. Only then the memory of the others is allocated.
+        waited for first. The memory of the other parts is allocated only then.
         """
         if self.lean:
             self.release(answers)
@@ -222,18 +247,20 @@ class Oracle:
         return self._process.post({"do": "answer"} | message | lent | asdict(budget))
 
     def answer_arenas(self, answers: dict[str, Arena]) -> list[Arena]:
-        """Return the arenas of answers to lend before requests: none for a large task, whose
-        requests lend them when they are needed."""
+        """Return the arenas of an answer that the oracle must map before a request.
+
+        Empty for a large task, whose requests map them when they are needed.
+        """
         return [] if self.lean else [answers[name] for name in ANSWER_ARENAS]
 
     def release(self, answers: dict[str, Arena]) -> None:
-        """Release the memory of a large task's answers until the next one."""
+        """Release the memory of a large task's answer until the next one."""
         for arena in answers.values() if self.lean else ():
             self.forget(arena)
             arena.give_back()
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Send a request and return its answer."""
+        """Send a request and wait for its answer."""
         return self.wait(self._process.post(message))
 
     def wait(self, request: int) -> dict[str, Any]:
@@ -246,13 +273,13 @@ class Oracle:
             raise
 
     def await_all(self) -> None:
-        """Wait until no request is open. Raises OracleLost."""
+        """Wait until every request was answered. Raises OracleLost."""
         self._process.await_all()
 
     def drop(self) -> set[int]:
-        """Cancel the requests that the oracle has not begun and return their numbers.
+        """Cancel the requests that the oracle has not begun; return their numbers.
 
-        Waits for the request that the oracle works on.
+        Waits for the request that is in progress.
         """
         dropped = self._process.drop()
         if dropped & self._weight_requests:
@@ -261,7 +288,7 @@ class Oracle:
         return dropped
 
     def ignore_all(self) -> None:
-        """Discard the answers to all requests so far."""
+        """Discard the answers to all requests that were sent so far."""
         self._process.ignore_all()
         self._weight_requests.clear()
 
@@ -274,9 +301,9 @@ class Oracle:
         seed: int,
         pairs: int,
     ) -> Sensitivity:
-        """Return how much the roundoff of a correct kernel may change the answer in slot `target`.
+        """Let the oracle measure the sensitivity of the answer in slot `target`; return it.
 
-        Fills `answers` (moved, tied) with `pairs` pairs of perturbations from `seed`.
+        `answers` (moved, tied) are filled. `pairs` perturbation pairs are drawn from `seed`.
         """
         names = ("precise", "moved", "tied")
         self.lend(inputs, *(answers[name] for name in names))
@@ -294,24 +321,29 @@ class Oracle:
         )
 
     def reorder(self, inputs: Arena, slot: int, answers: dict[str, Arena], order: int) -> bool:
-        """Write the answer with equal elements chosen by ORDERS[order] to `answers` (reordered).
-        Returns False if the run fails, or if only one order is right."""
+        """Let the oracle write the outputs under tie order ORDERS[order] to `answers["reordered"]`.
+
+        Returns False if the run fails, or if only one order is right.
+        """
         self.lend(inputs, answers["reordered"])
         message = {"do": "reorder", "inputs": self._lent[inputs], "slot": slot, "order": order}
         return self._ask(message | {"reordered": self._lent[answers["reordered"]]})["ran"]
 
     def forget(self, arena: Arena) -> None:
-        """Detach an arena before it is closed. Does nothing if the process is gone."""
+        """Let the oracle unmap an arena that will be closed.
+
+        Does nothing if the process has ended.
+        """
         number = self._lent.pop(arena, None)
         if number is not None and self.alive:
             self._ask({"do": "detach", "arena": number})
 
     def close(self) -> None:
-        """End the process. Idempotent."""
+        """End the oracle's process. Idempotent."""
         self._process.close()
 
     def lend(self, *arenas: Arena) -> None:
-        """Attach the arenas that the oracle does not have yet."""
+        """Let the oracle map these arenas, if it has not yet."""
         for arena in arenas:
             if arena not in self._lent:
                 number = next(self._arena_ids)

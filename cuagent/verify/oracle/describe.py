@@ -57,7 +57,10 @@ MIN_RANGE_DRAWS, MAX_RANGE_DRAWS = 8, 256
 Small inputs get more calls.
 """
 MAX_RANGE_ELEMENTS = 1 << 18
-"""Number of elements that these calls return together, unless MIN_RANGE_DRAWS calls return more."""
+"""Largest number of elements that all get_inputs calls for the ranges return together.
+
+MIN_RANGE_DRAWS calls may return more.
+"""
 TIMED_CALLS, TIMED_CALLS_S = 5, 0.5
 """Number of timed calls, of which the fastest counts, and seconds after which none starts any
 more.
@@ -78,7 +81,7 @@ class Described:
     accepts: Acceptance | None
     """Test if the reference accepts integers that get_inputs does not return.
 
-    None if there are no integers to vary, or if the test is not possible.
+    None if a task has no integers to vary, or if the test is not possible.
     """
     facts: TaskFacts
     """Facts that the oracle sends to the referee."""

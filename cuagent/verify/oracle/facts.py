@@ -30,25 +30,23 @@ class Layouts:
 
     inputs: Layout
     output: Layout
-    """The outputs in the reference's own precision."""
+    """Layout of the outputs in the reference's own precision."""
     precise: Layout
-    """The outputs in fp64."""
+    """Layout of the fp64 outputs."""
     spread: Layout
-    """The spread of the outputs: in fp64, or in bf16 for a large task."""
+    """Layout of the outputs' spread: in fp64, or in bf16 for a large task."""
     moved: Layout
-    """The sensitivity: largest change of each output element; in fp64, or in fp32 for a large
-    task.
-    """
+    """Layout of the sensitivity of the outputs: in fp64, or in fp32 for a large task."""
     places: Layout
-    """The elements from which the reference chose the indices in its outputs
-    (`rules.ties.Places`).
+    """Layout of the elements from which the reference chose the indices in its outputs
+    (`Places`).
     """
     tied: Layout
     """Same as `moved` if the reference selects elements (max, sort), else empty."""
     reordered: Layout
     """Same as `output` if the reference selects elements, else empty."""
     state: Layout
-    """The state dict."""
+    """Layout of the state dict."""
 
     @property
     def bytes_per_call(self) -> int:

@@ -51,11 +51,13 @@ They preserve order, so a correct kernel may omit one before a maximum, and then
 TAKING = frozenset(("argmax", "argmin", "max", "min", "topk"))
 """Operators that return the index of the largest or least elements of a line."""
 ROUNDOFF = 8.0
-"""Two numbers may be exchanged by roundoff if they differ by less than this times their line's
-error.
+"""Factor on a line's error: roundoff may exchange two of the line's numbers if they differ by
+less.
 """
 BESIDE = 16.0
-"""Roundoff in a line is measured on elements larger than the chosen one divided by this."""
+"""Divisor of the chosen element: smaller elements are left out when roundoff in a line is
+measured.
+"""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The process of the oracle: requests to it, their answers, and the errors when it fails."""
+"""The process of the oracle: requests to it, its answers, and the errors if it fails."""
 
 from __future__ import annotations
 
@@ -23,27 +23,37 @@ from cuagent.worker.channel import receive_message, send_message
 from cuagent.worker.fork_server_main import DEFECT
 
 ANSWER_S = 600.0
-"""Seconds that the oracle may take to answer one request."""
+"""Time limit in seconds for the oracle's answer to one request."""
 ONE_QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-"""Environment of trusted processes in which no speed is measured. A machine with 40 open contexts
-creates 1.0 a second with eight queues to the GPU, and 7 with one
-(docs/measurements/contexts-h200-2.json)."""
+"""Environment variables of trusted processes in which no speed is measured.
+
+A machine with 40 open contexts creates 1.0 a second with eight queues to the GPU, and 7 with one
+(docs/measurements/contexts-h200-2.json).
+"""
 FAULT_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
-"""Signals that a process raises by its own fault; other signals come from outside."""
+"""Signals that a process causes by a fault in its code; other signals are sent by other
+processes.
+"""
 
 
 class OracleLost(Exception):
-    """The oracle died, does not answer or lacks memory: a fault of the machine."""
+    """Error: the oracle died, does not answer or lacks memory. It is a fault of the machine."""
 
 
 class OracleProcess:
-    """The process, and the requests to it in their order. Raises TaskError if the user's module
-    fails or crashes the process, OracleLost if the process ends otherwise."""
+    """The oracle's process with a queue of requests.
+
+    Methods raise TaskError if the user's module fails or crashes the process, OracleLost if the
+    process ends otherwise.
+    """
 
     def __init__(
         self, fork_server: ForkServer, task: Task, budget: int | None, lock: Path | None
     ) -> None:
-        """`budget` limits the bytes of the device's memory. `lock` is the device's lock."""
+        """Start the process. `budget` limits the bytes of the device's memory.
+
+        `lock` is the path of the device's lock.
+        """
         self._fork_server = fork_server
         self._path = task.path
         self._folder = Path(tempfile.mkdtemp(prefix="oracle-", dir=fork_server.folder))
@@ -51,27 +61,29 @@ class OracleProcess:
         (self._folder / BUDGET).write_text(json.dumps(budget))
         (self._folder / LOCK).write_text(json.dumps(lock and str(lock.resolve())))
         self.give_way: Callable[[], None] = lambda: None
-        """Function that is called when the process pauses because a timing waits."""
+        """Callback while the oracle pauses, so that a waiting timing can use the device."""
         self._child = fork_server.fork("cuagent.verify.oracle.server", self._folder, ONE_QUEUE)
         self.lost = False
         self._request_ids = itertools.count()
         self._outstanding: deque[int] = deque()
-        """Numbers of the requests without an answer; answers come in the same order."""
+        """Numbers of the unanswered requests, in the order of sending, which is that of the
+        answers.
+        """
         self._answers: dict[int, dict[str, Any]] = {}
 
     @property
     def pid(self) -> int:
-        """Process id."""
+        """Process id of the oracle."""
         return self._child.pid
 
     @property
     def alive(self) -> bool:
-        """True if the process can take requests."""
+        """True if the process is running and accepts requests."""
         return not self.lost and self._child.alive
 
     @property
     def is_idle(self) -> bool:
-        """True if no request is open."""
+        """True if every request was answered."""
         return not self._outstanding
 
     def post(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> int:
@@ -99,14 +111,14 @@ class OracleProcess:
         return answer
 
     def await_all(self) -> None:
-        """Wait until no request is open. Raises OracleLost."""
+        """Wait until every request was answered. Raises OracleLost."""
         while self._outstanding:
             self._receive()
 
     def drop(self) -> set[int]:
-        """Cancel the requests that the process has not begun and return their numbers.
+        """Cancel the requests that the oracle has not begun; return their numbers.
 
-        Waits for the request that the process works on.
+        Waits for the request that is in progress.
         """
         if not self._outstanding:
             return set()
@@ -117,7 +129,7 @@ class OracleProcess:
         return dropped
 
     def ignore_all(self) -> None:
-        """Discard the answers to all requests so far."""
+        """Discard the answers to all requests that were sent so far."""
         self._answers.clear()
 
     def close(self) -> None:
@@ -128,7 +140,9 @@ class OracleProcess:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _receive(self) -> None:
-        """Receive the next answer, or a request to give way."""
+        """Receive one message: an answer, or the news that the oracle pauses for a waiting
+        timing.
+        """
         self._check_alive()
         channel = self._child.channel
         try:
@@ -149,8 +163,9 @@ class OracleProcess:
             raise OracleLost("the reference's process died; verify again")
 
     def _lost_error(self, *, silent: bool) -> TaskError | OracleLost:
-        """Return the error for a missing answer: a fault of the user's module, or of the
-        machine."""
+        """Return the error for a missing answer: TaskError if the user's module is at fault, else
+        OracleLost.
+        """
         self.lost = True
         if silent:
             return OracleLost(
@@ -174,8 +189,7 @@ class OracleProcess:
 
 
 def _own_fault(status: int) -> str | None:
-    """Return how a process ended by its own fault; None if it was killed, or failed by a defect of
-    ours."""
+    """Return how the user's module ended the process, by its exit status; None if it did not."""
     if os.WIFEXITED(status):
         code = os.WEXITSTATUS(status)
         return None if code == DEFECT else f"exit code {code}"

@@ -1,8 +1,8 @@
 """Measure spread and sensitivity of a large task's answer slice by slice.
 
-If the slices' outputs are joined, each slice is a small task of its own, and `spread` and
-`sensitivity` are applied to it. If they are added, each perturbed run goes over all slices, and the
-sum is rounded like the result of an operator.
+If the slices' outputs are joined, `spread` and `sensitivity` are applied to each slice as to a
+small task. If they are added, each perturbed run goes over all slices, and the sum is rounded like
+the result of an operator.
 """
 
 from __future__ import annotations

@@ -45,10 +45,12 @@ LOCAL = 5.0
 MAX_SEQUENTIAL = 1e-4
 """Largest relative error of a sum of one sign, at any length."""
 MAX_BIASED = 1e-3
-"""Replacement of `MAX_SEQUENTIAL` on kinds of inputs whose rounding errors add up (`BIASED`)."""
+"""Largest relative error of a sum of one sign on inputs whose rounding errors add up (`BIASED`)."""
 LANES = 4
-"""Divisor of the worst case u K of a biased sum: it assumes at least this many partial sums, or
-halves of a rounding. 94,000 nearly equal terms in one lane of 16 erred by 1.8e-3; u K is 5.6e-3."""
+"""Least number of partial sums that an honest kernel is assumed to use; divides the worst case u K.
+
+94,000 nearly equal terms in one lane of 16 erred by 1.8e-3; u K is 5.6e-3.
+"""
 COARSE_GATE = 2.5
 """Bound on the rms error of TF32, fp16 or bf16, in units of the spread scaled to that roundoff.
 

@@ -16,13 +16,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 UNEXPLAINED = Finding(False, math.inf, math.inf, math.inf, None)
-"""Refusal of an error that has no bound, without a description of the wrong elements."""
+"""Finding for an error that has no bound, if no description of the wrong elements is wanted."""
 
 
 def discrete(
     index: int, tensors: Sequence[Tensor], draw: DrawFacts, places: Places | None
 ) -> Finding:
-    """Apply the strict rule to integers or booleans."""
+    """Judge an output of integers or booleans by the strict rule.
+
+    `tensors` are x, r, y and s. `places` are the elements that traced indices were chosen from.
+    """
     import torch
 
     output, declared, precise, spread = tensors[:4]
@@ -36,8 +39,7 @@ def discrete(
 
 
 def _tied(output: Tensor, declared: Tensor, spread: Tensor) -> Tensor:
-    """Return a mask of the elements that a near-tie excuses although they differ from the
-    reference.
+    """Return a mask of the elements that may differ from the reference because of a near-tie.
 
     An integer may differ by as much as the oracle's answer changes under perturbation (`spread`).
     """
@@ -61,7 +63,9 @@ def _exact(
 def refused(
     index: int, wrong: Tensor, output: Tensor, expected: Tensor, *, integral: bool = False
 ) -> Finding:
-    """Return the finding for errors that have no bound; the note describes the first element."""
+    """Return the finding for wrong elements without a bound; its note describes the first of
+    them.
+    """
     wrong = wrong.view(output.shape)
     found = describe(index, output, expected, wrong, first(wrong), integral=integral)
     return Finding(False, math.inf, math.inf, math.inf, None, found.note, hint=found.hint)

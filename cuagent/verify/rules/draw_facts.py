@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DrawFacts:
-    """Facts of a draw that determine the bounds."""
+    """Properties of a draw that determine the bounds."""
 
     kind: Inputs
     terms: Terms
@@ -23,28 +23,30 @@ class DrawFacts:
     unit: float
     """Unit roundoff with which the sensitivity was measured (`bounds.coarsest`)."""
     line_unit: float
-    """Unit roundoff as in `unit`, but without the reference's own products: their error is part of
-    a line's bound."""
+    """Unit roundoff for bounds on a line: `unit` without the reference's own products.
+
+    Their error is part of a line's bound.
+    """
     undecided: bool
-    """See `Sensitivity`."""
+    """True if roundoff decides some comparison or choice (`Sensitivity.undecided`)."""
     certain: bool
-    """See `Expected`."""
+    """True if roundoff decides no comparison or choice on this draw (`Expected.certain`)."""
     explain: bool
     """True if a refusal describes the wrong elements."""
 
     @property
     def decides_truth(self) -> bool:
-        """True if a boolean must be right even at a near-tie."""
+        """True if a boolean output must be right even at a near-tie."""
         sure = self.certain or self.kind not in (Inputs.BRINK, Inputs.HALVES)
         return self.kind in EXACT and sure
 
     @property
     def decides_exactly(self) -> bool:
-        """True if honest arithmetic decides every comparison as the reference does."""
+        """True if a correct kernel decides every comparison as the reference does."""
         return self.certain and self.kind in ROUND and self.admitted in OWN_ARITHMETIC
 
     def jumps(self, sums: Sums) -> bool:
-        """Return True if rounding may put an honest result on the other side of a jump."""
+        """Return True if roundoff may put a correct kernel's result on the other side of a jump."""
         if self.decides_exactly:
             return False
         return self.undecided or may_jump(sums, self.kind, self.admitted)

@@ -43,7 +43,10 @@ SHORTEST = 64
 CHANCE = 2.0
 """Factor on the bounds for chance differences between the lines of a tensor."""
 WITH_SENSITIVITY = 5
-"""Number of tensors in the rule once the sensitivity is known: x, r, y, s and m."""
+"""Number of tensors per output once the sensitivity is known.
+
+They are the candidate's and the reference's output, the fp64 answer, its spread and sensitivity.
+"""
 
 
 def worst_line(

@@ -86,15 +86,17 @@ if TYPE_CHECKING:
 LAX = 1e-2
 """Absolute and relative tolerance of the lax rule, as in KernelBench and CUDA Agent."""
 NO_JUMPS = JumpLimit(math.inf, 0.0)
-"""No change of an element counts as a jump."""
+"""Limit above which a change counts as a jump if no jumps are admitted: infinity."""
 NEGLIGIBLE = 1e-3
-"""Share of an output's rms. An element that changes by less counts as independent of a choice."""
+"""Change of an element, in units of the output's rms, below which it counts as unaffected by a
+choice.
+"""
 WITH_SENSITIVITY = 5
-"""Least number of tensors that the rule gets once the sensitivity is known: x, r, y, s and m."""
+"""Number of tensors that the rule gets at least once the sensitivity is known: x, r, y, s and m."""
 
 
 def lax(outputs: Sequence[Tensor], declared: Sequence[Tensor]) -> RuleResult:
-    """Apply the lax rule: allclose at 1e-2, with the tolerance scaled by the reference."""
+    """Return the result of the lax rule: allclose at 1e-2, relative to the reference."""
     import torch
 
     worst = 0.0
@@ -119,10 +121,10 @@ def strict(
     *,
     explain: bool = True,
 ) -> Finding:
-    """Apply the strict rule to the candidate's `outputs` for one draw of `kind`.
+    """Judge the candidate's `outputs` on one draw of `kind` by the strict rule.
 
-    `terms` are the longest sums of the reference, `admitted` the precision that the task admits.
-    With `explain` a refusal describes the wrong elements.
+    `terms` are the lengths of the reference's longest sums, `admitted` is the precision that the
+    task admits. With `explain` a refusal describes the wrong elements.
     """
     places = expected.places or [None] * len(outputs)
     parts = [outputs, expected.declared, expected.precise, expected.spread]
@@ -161,7 +163,7 @@ def strict(
 
 
 def constants(expected: Expected) -> list[float]:
-    """Return the best constant answer to one draw for each output: its mean."""
+    """Return one number per output: its mean, which is the best constant answer to the draw."""
     return [_mean(y) if y.numel() else 0.0 for y in expected.declared]
 
 
@@ -171,7 +173,7 @@ def _mean(tensor: Tensor) -> float:
 
 
 def _inexact(index: int, tensors: Sequence[Tensor], draw: DrawFacts, carried: float) -> Finding:
-    """Apply the strict rule to floating or complex numbers.
+    """Judge a floating or complex output by the strict rule.
 
     `tensors` are x, r, y, s and, once the sensitivity is known, m and t (`Sensitivity.tied`).
     `carried` is 0 until then.
@@ -232,8 +234,9 @@ def _inexact(index: int, tensors: Sequence[Tensor], draw: DrawFacts, carried: fl
 
 
 def _within_sensitivity(blocks: Callable[[], Iterable[Block]], bound: Gates) -> bool:
-    """Return True if all errors are within their bounds once each is reduced by the sensitivity of
-    its element."""
+    """Return True if all errors, each reduced by the sensitivity of its element, are within their
+    bounds.
+    """
 
     def nearest() -> Iterator[Block]:
         return ((reduced(x, y, moved), r, y, s) for x, r, y, s, moved, *_ in blocks())
@@ -253,10 +256,11 @@ def _unmoved_ratio(
 
 
 def _unmoved(block: Block, size: float) -> Block:
-    """Return x, r, y and s of the elements that hardly change with roundoff and with tie order.
+    """Return x, r, y and s of the elements that hardly change with roundoff and with the order of
+    ties.
 
-    `size` is the rms of the output. The small change with tie order is subtracted from the errors:
-    it may exceed the bound, as in a loss that one choice of many changes.
+    `size` is the rms of the output. The small change with the order of ties is subtracted from the
+    errors: it may exceed the bound, as in a loss that one choice of many changes.
     """
     moves = (block[4] > NEGLIGIBLE * size) | (block[5] > NEGLIGIBLE * size)
     x, r, y, s, _, tied = (tensor[~moves] for tensor in block)
@@ -264,7 +268,7 @@ def _unmoved(block: Block, size: float) -> Block:
 
 
 def _gates_of(blocks: Iterable[Block], dtype: dtype, draw: DrawFacts) -> Gates:
-    """Return bounds computed from the blocks alone; infinite bounds if they are empty."""
+    """Return the bounds that follow from these blocks alone; infinite bounds without any block."""
     sums = Sums.of(blocks)
     none = Gates(math.inf, math.inf, math.inf, math.inf)
     return gates(sums, dtype, draw.kind, draw.terms, UNITS[draw.admitted]) if sums.count else none
@@ -282,7 +286,7 @@ def _without_jumps(blocks: Iterable[Block], jump_limit: JumpLimit) -> Iterator[B
 
 
 def _largest_ratio(blocks: Iterable[Block], bound: Gates) -> float:
-    """Return the largest ratio of an error to its bound."""
+    """Return the largest ratio of an element's error to its bound, over all blocks."""
     return max(
         (number(_ratios(block, bound).max()) for block in blocks if block[0].numel()),
         default=0.0,
@@ -298,7 +302,7 @@ def _ratios(block: Block, bound: Gates) -> Tensor:
 def _explained(
     index: int, tensors: Sequence[Tensor], finite: Finite, jump_limit: JumpLimit, bound: Gates
 ) -> Wrong:
-    """Describe the elements that exceed their bound, after jumps are subtracted."""
+    """Describe the elements whose error exceeds their bound after jumps are subtracted."""
     import torch
 
     flat = as_real(tensors[0]).reshape(-1)

@@ -138,7 +138,7 @@ def _places(wrong: Tensor, shape: Sequence[int], count: int) -> tuple[str, str]:
 def _along(at: Sequence[int], size: int, dim: int) -> tuple[str, str] | None:
     """Describe the pattern of the wrong indices `at` along dimension `dim` of length `size`.
 
-    Returns (description, key in HINTS); None if there is no pattern.
+    Returns (description, key in HINTS); None without a pattern.
     """
     first, last, many = at[0], at[-1], len(at)
     if many == 1:

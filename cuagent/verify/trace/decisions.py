@@ -1,6 +1,7 @@
-"""Recognize operators whose result jumps: comparisons, roundings, casts and kinks of a backward.
+"""Recognize operators whose result jumps: comparisons, roundings, casts and kinks of a backward
+pass.
 
-Inputs near a jump test how a candidate decides, so the numbers must be known with which the
+Inputs near a jump test how a candidate decides. So this module collects the numbers with which the
 reference compares, and by which it scales before a rounding.
 """
 
@@ -26,14 +27,14 @@ ROUNDINGS = (
     "fmod",
     "histc",
 )
-"""Operators that decide although their result may be floating."""
+"""Operators that round or compare although their result may be floating."""
 COMPARING = frozenset(
     ("gt", "ge", "lt", "le", "eq", "ne", "clamp", "clamp_min", "clamp_max", "hardtanh", "threshold",
      "hardshrink", "softshrink", "histc")
 )  # fmt: skip
-"""Operators whose formula changes at a threshold."""
+"""Operators that compute another formula on each side of a threshold."""
 JUMPING = frozenset(("gt", "ge", "lt", "le", "eq", "ne", "threshold", "hardshrink"))
-"""Comparing operators whose result jumps at the threshold."""
+"""Operators of COMPARING whose result jumps at the threshold."""
 KINKS: dict[str, tuple[tuple[int, ...], tuple[float, ...]]] = {
     "hardtanh_backward": ((1,), ()),
     "threshold_backward": ((1,), ()),
@@ -48,47 +49,55 @@ KINKS: dict[str, tuple[tuple[int, ...], tuple[float, ...]]] = {
     "huber_loss_backward": ((1, 2), ()),
     "sgn": ((0,), (0.0,)),
 }
-"""Operators of a backward pass whose result jumps where the forward has a kink. Value: positions of
-the operands that decide, and thresholds that the operator does not take as arguments."""
+"""Operators of a backward pass whose result jumps where the forward has a kink (relu at 0).
+
+The value is (indices of the operands that are compared, thresholds that are not arguments).
+"""
 SCALING = frozenset(("mul", "div"))
-"""Operators that scale by a number, for example before a rounding."""
+"""Operators that multiply or divide by a number, for example before a rounding."""
 SEARCHING = {"bucketize": 1, "searchsorted": 0}
-"""Operators with the position of the boundaries among the arguments."""
+"""Operators that search in sorted boundaries, with the index of that argument."""
 MOST_BOUNDARIES = 64
-"""Largest number of boundaries that are used as thresholds."""
+"""Largest number of a search's boundaries that are used as thresholds."""
 MOST_SCALES, FEW_SIZES = 1 << 12, 2
-"""Largest number of elements of a tensor of scales, and of distinct absolute values in it."""
+"""Limits for a tensor of scales: largest number of elements, and of distinct absolute values."""
 LEAST_SCALE, MOST_SCALE = 2.0**-10, 2.0**10
-"""Range of the scales that are used."""
+"""Range of the scale factors that are collected."""
 ROUNDED = frozenset(
     ("round", "floor", "ceil", "trunc", "frac", "floor_divide", "remainder", "fmod")
 )
-"""Operators that jump at whole numbers, or half way between them."""
+"""Operators whose result jumps at whole numbers, or half way between them."""
 MOST_DECIDING = 1 << 22
-"""Largest number of elements of an operand of a decision that is copied for comparison. A decision
-by a larger one counts as uncertain."""
+"""Largest number of elements of an operand that is copied, to compare it between precisions.
+
+The decision by a larger operand counts as uncertain.
+"""
 FINEST, LARGEST_ROUND = 2.0**-4, 2.0**8
-"""Thresholds that are used are multiples of the first, up to the second in size: every precision
-represents them."""
+"""Thresholds are collected if they are multiples of FINEST up to LARGEST_ROUND.
+
+Every precision represents these numbers exactly.
+"""
 
 
 class Decisions:
-    """The decisions of one run, and the numbers with which its operators compare and scale."""
+    """Observer of one run: it collects the decisions of its operators, thresholds and scale
+    factors.
+    """
 
     def __init__(self) -> None:
         self.decided: list[Tensor] = []
         """Copies of the operands of operators that round or produce integers or booleans."""
         self.kinks: list[Tensor] = []
-        """Copies of the operands that decide at a kink in a backward pass."""
+        """Copies of the operands that are compared at a kink in a backward pass."""
         self.thresholds: set[float] = set()
         self.edges: set[float] = set()
-        """Thresholds at which the result jumps."""
+        """Thresholds at which the result of an operator jumps."""
         self.scales: set[float] = set()
         self.casts: list[bool] = []
-        """For each cast to integers, True if all numbers were in their range."""
+        """One boolean per cast to integers: True if all numbers were in the integers' range."""
 
     def see(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
-        """Record one operator that ran."""
+        """Update the collected data with one operator that ran."""
         name = _plain_name(function)
         compared = _thresholds(name, args, kwargs)
         self.thresholds.update(compared, _boundaries(function, args))
@@ -103,7 +112,9 @@ class Decisions:
 
 
 def _thresholds(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> list[float]:
-    """Return the numbers that an operator compares with, if every precision represents them."""
+    """Return the numbers with which an operator compares; only those that every precision
+    represents.
+    """
     kink = KINKS.get(name)
     if kink is None and name not in COMPARING:
         return []
@@ -113,7 +124,7 @@ def _thresholds(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> list[
 
 
 def _boundaries(function: Any, args: Sequence[Any]) -> list[float]:
-    """Return some of the boundaries of a bucket search."""
+    """Return at most MOST_BOUNDARIES boundaries of a search (bucketize); [] for other operators."""
     at = SEARCHING.get(function.overloadpacket.__name__)
     if at is None or not args[at].is_floating_point():
         return []
@@ -123,7 +134,7 @@ def _boundaries(function: Any, args: Sequence[Any]) -> list[float]:
 
 
 def _scales(name: str, args: Sequence[Any]) -> list[float]:
-    """Return the whole numbers and powers of two by which an operator scales."""
+    """Return the factors by which an operator multiplies, if they are whole or a power of two."""
     if name not in SCALING:
         return []
     sizes = [abs(float(x)) for x in args if isinstance(x, int | float) and x]
@@ -139,9 +150,9 @@ def _scales(name: str, args: Sequence[Any]) -> list[float]:
 
 
 def _few_sizes(value: Any) -> list[float]:
-    """Return the distinct absolute values of a tensor if it may hold scales, else [].
+    """Return the distinct absolute values of a tensor that may contain scale factors; else [].
 
-    It may if there are at most FEW_SIZES of them, all finite and above zero.
+    It may if it is small and has at most FEW_SIZES of them, all finite and above zero.
     """
     import torch
 
@@ -155,7 +166,7 @@ def _few_sizes(value: Any) -> list[float]:
 
 
 def _casts(function: Any, args: Sequence[Any], result: Any) -> bool:
-    """Return True if the operator casts floating numbers to integers."""
+    """Return True if the operator casts a floating tensor to integers."""
     import torch
 
     if function.overloadpacket.__name__ != "_to_copy" or not args[0].is_floating_point():
@@ -164,7 +175,7 @@ def _casts(function: Any, args: Sequence[Any], result: Any) -> bool:
 
 
 def _holds(dtype: dtype, tensor: Tensor) -> bool:
-    """Return True if all numbers, truncated, are in the range of the integer dtype."""
+    """Return True if all numbers, truncated, are in the range of the integer type `dtype`."""
     import torch
 
     if not tensor.numel():
@@ -174,7 +185,7 @@ def _holds(dtype: dtype, tensor: Tensor) -> bool:
 
 
 def _decides(name: str, result: Any) -> bool:
-    """Return True if an operator rounds, or returns integers or booleans."""
+    """Return True if an operator rounds, or returns integers or booleans (a decision)."""
     import torch
 
     results = result if isinstance(result, tuple | list) else (result,)
@@ -183,8 +194,7 @@ def _decides(name: str, result: Any) -> bool:
 
 
 def _kept(values: Sequence[Any]) -> list[Tensor]:
-    """Return copies of the floating tensors in `values`; an empty tensor in place of a large
-    one."""
+    """Return copies of the floating tensors in `values`; an empty tensor for each large one."""
     import torch
 
     reals = [x for x in values if isinstance(x, torch.Tensor) and is_inexact(x)]
@@ -192,5 +202,5 @@ def _kept(values: Sequence[Any]) -> list[Tensor]:
 
 
 def _plain_name(function: Any) -> str:
-    """Return the operator's name without the mark of an operator in place."""
+    """Return the operator's name without the trailing "_" of in-place operators."""
     return str(function.overloadpacket.__name__).rstrip("_")

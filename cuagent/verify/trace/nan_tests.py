@@ -31,7 +31,7 @@ class NanTests:
         self.nan = False
         """True if the reference tests an element of its inputs for NaN."""
         self.infinity = False
-        """True if it also tests for infinities."""
+        """True if the reference also tests an element of its inputs for infinities."""
         self._spread: dict[int, Any] = {}
         """Results, by id, in which one NaN may have spread to other elements.
 

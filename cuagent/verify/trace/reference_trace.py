@@ -1,4 +1,6 @@
-"""Trace one run of the reference: its selections, and the decisions that its operators make."""
+"""Trace one run of the reference: its selections (max, sort) and its decisions (comparisons,
+roundings).
+"""
 
 from __future__ import annotations
 
@@ -23,42 +25,43 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReferenceTrace:
-    """Facts from one run of the reference."""
+    """Record of one run of the reference: what its operators selected, compared, rounded and
+    scaled.
+    """
 
     outputs: list[Tensor]
     selections: list[Selection]
     traced: list[TracedIndices | None]
-    """Traced indices for each output, None if it has none."""
+    """Selection that an output's indices come from, for each output; None if it has none."""
     names: frozenset[str] = frozenset()
     """Names of all operators that ran."""
     decided: Sequence[Tensor] = ()
     """Copies of the operands of operators that round or produce integers or booleans."""
     thresholds: tuple[float, ...] = ()
-    """Round numbers that floating tensors were compared with."""
+    """Numbers with which floating tensors were compared, if every precision represents them."""
     casts: bool = False
-    """True if floating numbers were cast to integers."""
+    """True if some floating tensor was cast to integers."""
     defined: bool = True
-    """True if all casts were within the integer range; casts of NaN or larger numbers depend on the
-    machine."""
+    """True if all casts to integers were in range; other casts depend on the machine."""
     edges: tuple[float, ...] = ()
-    """Thresholds at which the result jumps."""
+    """Thresholds at which the result of an operator jumps."""
     scales: tuple[float, ...] = ()
-    """Whole numbers and powers of two by which a tensor was scaled."""
+    """Whole numbers and powers of two by which tensors were multiplied or divided."""
     handles_nan: bool = False
     """True if the reference tests its inputs for NaN (`nan_tests`)."""
     handles_infinity: bool = False
-    """True if it tests them for infinities too."""
+    """True if the reference tests its inputs for infinities too."""
     kinks: Sequence[Tensor] = ()
-    """Operands that decide at a kink in a backward pass (`KINKS`)."""
+    """Copies of the operands that are compared at a kink in a backward pass (`decisions.KINKS`)."""
 
     @property
     def rounds(self) -> bool:
-        """True if a tensor was rounded to whole numbers."""
+        """True if a floating tensor was rounded to whole numbers."""
         return self.casts or bool(ROUNDED & {name.rstrip("_") for name in self.names})
 
 
 def trace_reference(run: Callable[[], list[Tensor]]) -> ReferenceTrace:
-    """Run the reference; record its selections, comparisons, roundings and scalings."""
+    """Call `run` and return what its operators selected, compared, rounded and scaled."""
     selections: list[Selection] = []
     names: set[str] = set()
     decisions, nan_tests, indices = Decisions(), NanTests(), IndexTrace()

@@ -159,7 +159,7 @@ def _used(
 ) -> tuple[set[str], set[str]]:
     """Return the names of the parameters that are (factors of products, arguments of clamps).
 
-    `named` are all parameters by name. A clamped tensor that is no parameter counts for the
+    `named` are all parameters by name. A clamped tensor other than a parameter counts for the
     parameter with the same number of elements.
     """
     import torch

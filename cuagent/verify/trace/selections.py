@@ -1,9 +1,9 @@
 """Find operators of the reference that choose among elements, and follow their indices to outputs.
 
-A line is the elements among which an operator chooses once. A maximum, a sort or a pooling shows
-only the chosen element of each line. To test the other elements, extremes must be drawn at their
-places, so the lines must be known. An index may name any of several equal elements, so the rule for
-indices must know the elements from which each index was chosen.
+A line contains the elements among which an operator chooses one. A maximum, a sort or a pooling
+shows only the chosen element of each line. To test the other elements, extremes must be drawn at
+their positions, so the lines must be known. An index may name any of several equal elements, so the
+rule for indices must know the elements from which each index was chosen.
 
 Covered: indices that reach the output unchanged, through any views, slices and integer dtypes. Not
 covered: results computed from an index (a sum with it, a one-hot row).
@@ -26,39 +26,39 @@ max min amax amin aminmax argmax argmin any all topk sort kthvalue median nanmed
 cummin
 """
 BY_DIM = frozenset(_BY_DIM.split())
-"""Operators with an argument `dim`; without it they choose among all elements."""
+"""Choosing operators with an argument `dim`; without it they choose among all elements."""
 POOLS = {
     "max_pool2d_with_indices": 2,
     "max_pool3d_with_indices": 3,
     "adaptive_max_pool2d": 2,
     "adaptive_max_pool3d": 3,
 }
-"""Poolings with the number of last axes that they span."""
+"""Pooling operators, with the number of trailing axes that their windows span."""
 WITHOUT_INDEX = frozenset(("any", "all", "amax", "amin", "aminmax", "linalg_vector_norm"))
-"""Operators that return the chosen value but not its index."""
+"""Choosing operators that return the chosen value but not its index."""
 SHIFTED = frozenset(("_softmax", "_log_softmax", "logsumexp"))
-"""Operators that subtract a maximum first, so that nothing overflows."""
+"""Operators that subtract the maximum of a line first, so that no exponential overflows."""
 FIRST = frozenset(("argmax", "argmin", "max", "min"))
-"""Operators whose documentation promises the first of equal elements."""
+"""Operators whose documentation guarantees the index of the first of equal elements."""
 DISTINCT = ("topk", "sort")
-"""Operators whose indices in one line are distinct."""
+"""Operators that return distinct indices within one line."""
 BOUNDED = (*POOLS, "cummax", "cummin")
-"""Operators that choose each element of their result from a part of the line."""
+"""Operators (pools, cummax, cummin) that choose each result element from a part of a line."""
 COPIES = ("clone", "_to_copy", "_unsafe_view", "flip")
-"""Operators that copy elements unchanged, besides views."""
+"""Operators, besides views, that copy elements unchanged."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """One executed operator that chose among elements."""
+    """One call of an operator that chooses among elements of `operand`."""
 
     name: str
     operand: Tensor
     dims: tuple[int, ...]
-    """Axes along which it chose. The elements along all of them form a line."""
+    """Axes along which the operator chose; the elements along all of them form a line."""
     function: Any
     other_args: tuple[Any, ...]
-    """Arguments after the first."""
+    """Positional arguments of the operator after the operand."""
     kwargs: dict[str, Any]
 
     @property
@@ -68,7 +68,7 @@ class Selection:
 
     @property
     def lines(self) -> int:
-        """Number of lines."""
+        """Number of lines, in each of which the operator chose."""
         return self.operand.numel() // max(1, self.places)
 
     @property
@@ -83,24 +83,24 @@ class Selection:
 
     @property
     def stable(self) -> bool:
-        """True if the operator guarantees the order of equal elements."""
+        """True if the operator guarantees that equal elements keep their order (a stable sort)."""
         return self.name == "sort" and "stable" in (self.function._overloadname or "")
 
 
 @dataclass(frozen=True)
 class TracedIndices:
-    """Output tensor whose elements are indices of one selection."""
+    """Origin of a tensor whose elements are indices that one selection returned."""
 
     selection: int
-    """Number of the selection, in the order of execution."""
+    """Number of the selection in the order of execution."""
     positions: Tensor
     """Position of each output element in the flattened indices of the selection."""
     shape: tuple[int, ...]
-    """Shape of the selection's own indices."""
+    """Shape of the indices that the selection returned."""
 
 
 def selection(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Selection | None:
-    """Return the selection that an operator call makes, None if it chooses nothing."""
+    """Return the `Selection` for an operator's call; None if the operator chooses nothing."""
     import torch
 
     name = function.overloadpacket.__name__
@@ -123,7 +123,9 @@ def selection(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Sel
 
 
 def _dims(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int]:
-    """Return the axes of the argument `dim`; empty if the operator spans all axes."""
+    """Return the axes that an operator's argument `dim` names; [] if it chooses among all
+    elements.
+    """
     for position, argument in enumerate(function._schema.arguments):
         if argument.name == "dim":
             given = args[position] if position < len(args) else argument.default_value
@@ -133,34 +135,39 @@ def _dims(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[in
 
 
 def index_of(name: str, result: Any) -> Tensor | None:
-    """Return the indices in the result of the operator `name`, None if it returns none."""
+    """Return the indices in the result of the operator `name`; None if it returns none."""
     if isinstance(result, tuple | list):
         return None if name == "aminmax" else result[1]
     return result if name in ("argmax", "argmin") else None
 
 
 class IndexTrace:
-    """Follows the indices of selections through views and copies, in the order of execution."""
+    """Follows the indices of selections through views and copies, while the reference runs."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Tensor, TracedIndices]] = {}
-        """Indices by id(tensor); the tensor is kept, so that its id is not reused."""
+        """(tensor, origin) of each tensor of indices, by the tensor's id.
+
+        The tensor is referenced so that its id is not reused.
+        """
 
     def add(self, number: int, index: Tensor) -> None:
-        """Add the indices that selection `number` returned."""
+        """Register the tensor of indices that selection number `number` returned."""
         import torch
 
         numbers = torch.arange(index.numel(), device=index.device).view(index.shape)
         self._known[id(index)] = index, TracedIndices(number, numbers, tuple(index.shape))
 
     def of(self, output: Tensor) -> TracedIndices | None:
-        """Return the traced indices that a tensor holds; None if it holds none."""
+        """Return the origin of the indices in a tensor; None if it contains no traced indices."""
         if id(output) not in self._known or is_inexact(output):
             return None
         return self._known[id(output)][1]
 
     def see(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
-        """Follow an operator whose first argument may be indices."""
+        """Update the origins with one operator that ran; its first argument may be a tensor of
+        indices.
+        """
         if not args or id(args[0]) not in self._known:
             return
         if function._schema.is_mutable:
