@@ -48,7 +48,8 @@ class Swapper:
         self._depth = 0
 
     def install(self) -> None:
-        """Patch `nn.Module` for the rest of the process."""
+        """Patch `nn.Module.__call__`, so that calls of the named modules run the package instead, for
+        the rest of the process."""
         intercept(self.names, self._call)
 
     def _call(
