@@ -48,7 +48,7 @@ class Swapper:
         self._depth = 0
 
     def install(self) -> None:
-        """Patch `nn.Module` for the rest of the process."""
+        """Patch `nn.Module.__call__`: calls of the named modules run the package from now on."""
         intercept(self.names, self._call)
 
     def _call(

@@ -90,8 +90,8 @@ def audit(
     check: bool = False,
     observe: Callable[[int, Mapping[str, Any]], None] = lambda row, answer: None,
 ) -> Audit:
-    """Audit the text of every row, and run the first `run` rows in `jobs` processes at the same
-    time.
+    """Check the tasks of a parquet file: the code of each row, and for the first `run` rows also
+    their execution, in `jobs` parallel processes.
 
     `kernelbench`: path of a KernelBench checkout to compare with; "" for none. `compile`: also run
     under torch.compile. `check`: also run the checks of `cuagent check`. `observe` is called with

@@ -30,7 +30,8 @@ NUMBERS = {Kind.INSIDE, Kind.INDEX}
 
 
 class Values:
-    """Writes C++ variables that contain elements of the values that a group computes.
+    """Emits C++ declarations of variables, each with one element of a tensor that a fused group of
+    operators computes. An element that has a variable is not computed again.
 
     `fresh` forgets all variables, when their C++ scope ends.
     """

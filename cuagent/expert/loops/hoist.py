@@ -25,8 +25,11 @@ class AllSteps:
         return name in HOISTED and loop.timed[position] and not loop.is_carried(position)
 
     def node(self, pattern: Any) -> tuple[Any, int]:
-        """Return (node with the values of an argument in all steps, dimension of the steps in
-        it).
+        """Return a node that stacks the values of an argument in all steps of the loop, and the
+        dimension along which it stacks them.
+
+        `pattern` is the argument in the loop body: a result of the body (`Local`) or a slice that
+        moves from step to step (`Varying`).
         """
         import torch
 

@@ -24,8 +24,12 @@ def discrete(
 ) -> Finding:
     """Judge an output of integers or booleans by the strict rule.
 
-    `tensors` are the candidate's and the reference's output, the fp64 answer and its spread.
-    `places` are the elements that traced indices were chosen from.
+    <<<<<<< HEAD
+        `tensors` are the candidate's and the reference's output, the fp64 answer and its spread.
+        `places` are the elements that traced indices were chosen from.
+    =======
+        `tensors` are x, r, y and s. `places` are the elements that traced indices were chosen from.
+    >>>>>>> main
     """
     import torch
 
