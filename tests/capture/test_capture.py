@@ -283,7 +283,7 @@ def test_tensors_inside_objects_are_inputs(capture: Run) -> None:
     total, kept = reference.model(0)(*reference.inputs(0))
     assert total.shape == (2, 8)
     assert len(kept["keys"]) == 2
-    assert not done.manifest["swappable"]
+    assert done.manifest["objects"]
 
 
 def test_workers_of_a_data_loader_do_not_record(capture: Run) -> None:
@@ -527,10 +527,28 @@ def test_calls_in_other_threads_are_counted(capture: Run) -> None:
     assert "module calls ran in other threads, which are not recorded" in line
 
 
-def test_a_call_that_a_package_cannot_replace_says_so(capture: Run) -> None:
-    script = """
+@pytest.mark.parametrize(
+    ("result", "named"),
+    [
+        ("Out(x + cache.y)", "cache, its result"),
+        ("Pair(x, cache.y)", "cache, its result"),
+        ("Named(y=x + cache.y)", "cache, its result"),
+        ("(x, {'y': [cache.y]})", "cache"),
+    ],
+    ids=["dataclass", "named tuple", "class of dict", "plain"],
+)
+def test_a_call_that_a_package_cannot_replace_says_so(
+    result: str, named: str, capture: Run
+) -> None:
+    script = f"""
+        from collections import OrderedDict, namedtuple
         from dataclasses import dataclass
         import torch
+
+        Pair = namedtuple("Pair", "x y")
+
+        class Named(OrderedDict):
+            pass
 
         @dataclass
         class Out:
@@ -538,13 +556,13 @@ def test_a_call_that_a_package_cannot_replace_says_so(capture: Run) -> None:
 
         class Net(torch.nn.Module):
             def forward(self, x, cache):
-                return Out(x + cache.y)
+                return {result}
 
         net = Net()
         net(torch.ones(2, 8), cache=Out(torch.ones(2, 8)))
         """
     done = capture(script, "net")
-    assert "calls: cache, its result; name a module inside" in done.text
+    assert f"calls: {named}; name a module inside" in done.text
 
 
 def test_a_class_defined_in_a_function(capture: Run) -> None:
