@@ -134,7 +134,7 @@ def report(manifest: dict[str, Any], checked: dict[str, Any], folder: Path) -> l
         f"{manifest['calls']} call{'s' * (manifest['calls'] != 1)} in "
         f"{shapes} shape{'s' * (shapes > 1)}",
         *shape_lines(manifest),
-        gain_line(manifest["share"]),
+        gain_line(manifest["share"], trains=calls_with_gradients(manifest) > 0),
     ]
     if checked.get("difference") is not None:
         lines.append("the rebuilt module gives the recorded result")

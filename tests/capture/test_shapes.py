@@ -54,6 +54,13 @@ def test_the_weighted_mean_counts_calls_times_seconds_and_the_original_where_it_
     text = lines(found)
     assert text[1] == "     5 calls  shape_2.py: original module (rejected: wrong_values)"
     assert "worst shape: 1.00x (shape_2.py)" in text[3]
+    assert "took 50% of the script's steps, so they should become" in text[4]
+
+
+def test_no_gain_of_the_script_follows_from_the_share_of_a_forward() -> None:
+    trained = ShapesResult((ShapeResult("task.py", 10, True, "", 2.0, eager_s=0.4),), 0.1, True)
+    assert "forward took 10% of the script's steps, and its backward was" in lines(trained)[-1]
+    assert trained.to_json()["script"] is None
 
 
 def test_a_task_without_a_manifest_has_no_shapes(tmp_path: Path) -> None:
