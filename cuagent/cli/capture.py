@@ -96,7 +96,11 @@ def captured(order: Order, folder: Path) -> tuple[dict[str, Any], dict[str, Any]
     answer = run_script(order)
     require_capture(order, answer)
     checked = check_folder(folder, order.python)
-    manifest: dict[str, Any] = json_module.loads((folder / "manifest.json").read_text())
+    file = folder / "manifest.json"
+    manifest: dict[str, Any] = json_module.loads(file.read_text())
+    if "error" in checked:  # so that no later command uses the folder
+        manifest["error"] = checked["error"]
+        file.write_text(json_module.dumps(manifest, indent=1) + "\n")
     return manifest, checked
 
 

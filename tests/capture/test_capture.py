@@ -387,6 +387,16 @@ def test_neither_list_nor_module(tmp_path: Path) -> None:
 # -- bad input: one line each
 
 
+def refused_task(folder: Path) -> Refused:
+    """Return the refusal of a captured folder as the task of a command."""
+    from cuagent.cli.options import open_task
+    from cuagent.config import Settings
+
+    with pytest.raises(Refused) as found:
+        open_task(str(folder), None, None, Settings(device="cpu"))
+    return found.value
+
+
 def refused(
     capture: Run, text: str, module: str, kind: type[Exception] = CaptureRefused, **options: Any
 ) -> str:
@@ -590,6 +600,9 @@ def test_hooks_are_named_and_a_result_they_change_is_refused(capture: Run) -> No
         "a task: the module (1)); remove them first"
     }
     assert "cuagent optimize" not in done.text
+    assert json.loads((done.folder / "manifest.json").read_text())["error"] in str(
+        refused_task(done.folder)
+    )
 
 
 def test_weight_norm_is_refused(capture: Run) -> None:
