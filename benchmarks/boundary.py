@@ -4,14 +4,15 @@
 
 The arm "operator" calls only the operator that a compiled graph calls; "ModelNew" is the package's
 module called directly. The kernel is a C++ function that adds eight numbers, so its own time is
-small. Arms alternate. The first column is the smallest time of a call over all rounds; the second
-column is this time minus the time of the kernel's module alone.
+small. Arms alternate, and the clock counts the processor time of the thread. Printed are the
+smallest and the median time of all rounds, each with its difference from the kernel's module alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import statistics
 import sys
 import tempfile
 import time
@@ -69,20 +70,24 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         arms = _arms(Path(folder))
-        best = dict.fromkeys(arms, float("inf"))
+        times: dict[str, list[float]] = {name: [] for name in arms}
         for _ in range(options.rounds):
             for name, call in arms.items():
-                best[name] = min(best[name], _seconds(call, options.calls))
-    raw = best["kernel's module"]
-    for name, seconds in best.items():
-        print(f"{name:34} {seconds * 1e6:7.2f} us  {(seconds - raw) * 1e6:+7.2f}")
+                times[name].append(_seconds(call, options.calls))
+    print(f"{'microseconds of a call':36}{'least':>6}{'added':>7}{'median':>9}{'added':>7}")
+    raw = times["kernel's module"]
+    for name, each in times.items():
+        cells = [(pick(each) * 1e6, pick(raw) * 1e6) for pick in (min, statistics.median)]
+        (least, raw_least), (median, raw_median) = cells
+        text = f"{name:36}{least:6.2f}{least - raw_least:+7.2f}"
+        print(f"{text}{median:9.2f}{median - raw_median:+7.2f}")
 
 
 def _seconds(call: Callable[[], Any], calls: int) -> float:
-    begin = time.perf_counter()
+    begin = time.thread_time()
     for _ in range(calls):
         call()
-    return (time.perf_counter() - begin) / calls
+    return (time.thread_time() - begin) / calls
 
 
 def _arms(folder: Path) -> dict[str, Callable[[], Any]]:

@@ -186,9 +186,13 @@ def _searched(project: Project, folder: Path, given: argparse.Namespace) -> str:
     result: dict[str, Any] = json.loads(done.stdout)
     command = [*base, "export", "latest", "--out", str(folder / "package"), *runs]
     done = _run(command)
-    if done.returncode and result["attempt"] is not None:
-        done = _run([*command, "--attempt", str(result["attempt"]), "--force"])
     line = result["summary"].strip().partition("\n")[0]
+    if done.returncode and result["attempt"] is not None:
+        chosen = [*command, "--attempt", str(result["attempt"])]
+        for options, word in ((), "--attempt"), (["--force"], "--force"):
+            if done.returncode:
+                done = _run([*chosen, *options])
+                line += "" if done.returncode else f"; exported with {word}"
     return line if not done.returncode else f"{line}; {done.stderr.strip()[-200:]}"
 
 

@@ -91,11 +91,12 @@ def plain_output(value: Any) -> tuple[Any, bool]:
         return value, True
     if isinstance(value, Mapping):
         pairs = {str(key): plain_output(item) for key, item in value.items()}
-        kept = all(type(key) in (str, int) for key in value)
+        kept = type(value) is dict and all(type(key) in (str, int) for key in value)
         return {k: v for k, (v, _) in pairs.items()}, kept and all(p for _, p in pairs.values())
     if isinstance(value, list | tuple):
         items = [plain_output(item) for item in value]
-        return [item for item, _ in items], all(p for _, p in items)
+        kept = type(value) in (list, tuple)  # a kernel returns no named tuple
+        return [item for item, _ in items], kept and all(p for _, p in items)
     held = (
         {k: v for k, v in vars(value).items() if v is not None}
         if hasattr(value, "__dict__")

@@ -78,11 +78,17 @@ def _about(answer: dict[str, Any]) -> list[str]:
     return lines
 
 
-def gain_line(share: float) -> str:
-    """Return a line of text about the speedup that a faster module would give the whole script.
+def gain_line(share: float, *, trains: bool = False) -> str:
+    """Return a line on the speedup of the script that a faster module can give.
 
-    `share`: the module's share of the time of the script's steps.
+    `share` is the share of the module's forward in the time of the script's steps. With `trains`
+    the module has a backward pass too, so no limit follows from it.
     """
+    if trains:
+        return (
+            f"the module's forward takes {share:.0%} of the script's steps; its backward is not "
+            "measured, so the possible gain is not known"
+        )
     text = (
         f"the module takes {share:.0%} of the script's steps: twice as fast it makes them "
         f"{amdahl(share, 2):.2f}x as fast"

@@ -9,6 +9,7 @@ that holds a module, also a local one.
 from __future__ import annotations
 
 import difflib
+import functools
 import sys
 import weakref
 from typing import TYPE_CHECKING
@@ -119,7 +120,10 @@ def _joined(root: str, path: str) -> str:
 def is_wrapper(module: nn.Module) -> bool:
     """Return True for a wrapper of a library around one module, such as DataParallel."""
     inner = module.__dict__.get("_modules", {})
-    return len(inner) == 1 and list(inner) in WRAPPED and is_library(type(module).__module__)
+    return len(inner) == 1 and list(inner) in WRAPPED and _of_library(type(module).__module__)
+
+
+_of_library = functools.cache(is_library)
 
 
 def _without_wrappers(root: nn.Module, path: str) -> str:

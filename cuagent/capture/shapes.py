@@ -58,7 +58,9 @@ class ShapesResult:
 
     shapes: tuple[ShapeResult, ...]
     share: float
-    """Share of the time of the script's steps that the original module took."""
+    """Share of the time of the script's steps that the module's forward took."""
+    trains: bool = False
+    """True if training steps were judged. `share` lacks their backward passes then."""
 
     @property
     def weighted(self) -> float:
@@ -90,7 +92,7 @@ class ShapesResult:
             "weighted": self.weighted,
             "worst": plain(self.worst),
             "share": self.share,
-            "script": self.script,
+            "script": None if self.trains else self.script,
         }
 
 
@@ -137,7 +139,7 @@ def judge_shapes(
             results.append(_judged(task, task.path.with_name(file), calls, attempt, isolation))
     if others := manifest["calls_of_other_forms"]:
         results.append(ShapeResult(None, others, covered=False, why="other arguments"))
-    return ShapesResult(tuple(results), float(manifest["share"]))
+    return ShapesResult(tuple(results), float(manifest["share"]), trains=bool(task.step))
 
 
 def lines(found: ShapesResult) -> list[str]:
@@ -152,12 +154,18 @@ def lines(found: ShapesResult) -> list[str]:
             + (figure if shape.covered else f"original module ({shape.why})")
         )
     worst = found.worst
+    share = f"{found.share:.0%} of the script's steps"
+    last = f"the module took {share}, so they should become {found.script:.2f}x as fast"
+    if found.trains:
+        last = (
+            f"the module's forward took {share}, and its backward was not measured there: "
+            "--time-script measures the steps before and after"
+        )
     return [
         *rows,
         f"weighted by calls and time: {found.weighted:.2f}x over eager; worst shape: "
         f"{worst.speedup:.2f}x ({worst.task or 'other calls'})",
-        f"the module took {found.share:.0%} of the script's steps, so they should become "
-        f"{found.script:.2f}x as fast",
+        last,
     ]
 
 

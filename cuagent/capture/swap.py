@@ -1,10 +1,10 @@
 """Time the user's script with the original module, and with the kernel in place of the module.
 
-The script runs four times in new processes, alternately without and with the kernel. As in an
-exported package, the kernel runs for calls without gradients, in the recorded mode, on shapes where
-it was accepted. The original module runs for all other calls.
-Not covered: modules that return objects which contain tensors, and arguments with tensors inside
-containers.
+The script runs four times in new processes, alternately without and with the kernel. The captured
+module is changed in place by the package that `cuagent export` writes, so its calls run as with
+the package: the kernel for accepted shapes, with gradients if its own backward was
+verified; the original module for all other calls. Not covered: calls with objects other than
+tensors and constants; other modules of the same class keep their code.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cuagent.capture.shapes import ShapesResult
-
 if TYPE_CHECKING:
     from cuagent.attempt import Attempt
+    from cuagent.judgement import Judgement
+    from cuagent.package import Captured
     from cuagent.task import Task
 
+PACKAGE = "cuagent_swapped"
+"""Name of the exported package in the script's process."""
 PAIRS = 2
 """Number of pairs of runs of the script: one run without the kernel and one with it."""
 
@@ -48,6 +50,10 @@ class ScriptTiming:
     swapped: int
     """Number of calls in which the kernel ran, in the last run with the kernel."""
     calls: int
+    compiled: bool = False
+    """True if the script uses torch.compile, which is switched off in all runs."""
+    trains: bool = False
+    """True if the kernel has its own verified backward."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -62,33 +68,41 @@ class ScriptTiming:
             f"measured, {len(self.before_s)} runs each: the script's steps took "
             f"{_range(self.before_s)} before and {_range(self.after_s)} after "
             f"({ratio}), the whole script {whole[0]:.3g} s and {whole[1]:.3g} s",
-            f"the kernel ran in {self.swapped} of {self.calls} calls"
-            + ("" if self.swapped else "; calls with gradients keep the original module"),
+            f"the kernel ran in {self.swapped} of {self.calls} calls{self._missing()}",
+            *(["the script uses torch.compile; it was timed without it"] if self.compiled else []),
         ]
+
+    def _missing(self) -> str:
+        """Return why the kernel did not run, for a kernel without a backward; else ""."""
+        if self.swapped or self.trains:
+            return ""
+        return "; where gradients are wanted your module runs: optimize with --backward"
 
 
 def time_swapped(
-    task: Task, manifest: dict[str, Any], attempt: Attempt, found: ShapesResult
+    task: Task,
+    manifest: dict[str, Any],
+    attempt: Attempt,
+    judgement: Judgement,
+    captured: Captured,
 ) -> ScriptTiming:
-    """Time the script of a captured task without and with the kernel of `attempt`. Raises
-    SwapRefused.
+    """Run the script of a captured task without and with an accepted attempt. Raises SwapRefused.
 
-    `found`: results of the attempt on each shape; the kernel is used only for covered shapes.
+    `captured` has the shapes on which the attempt was accepted, besides that of the task.
     """
-    covered = {shape.task for shape in found.shapes if shape.covered}
-    shapes = [shape for shape in manifest["shapes"] if shape["task"] in covered]
-    if not shapes:
-        raise SwapRefused("the kernel is used for none of its shapes")
-    if not manifest["swappable"]:
-        raise SwapRefused("the module's arguments or result hold objects around tensors")
+    from cuagent.package import export
+
+    if manifest.get("objects") or captured.call is None:
+        named = ", ".join(manifest.get("objects", ())) or "its calls"
+        raise SwapRefused(f"{named}: objects other than tensors and constants")
     if not Path(manifest["script"]).is_file():
         raise SwapRefused(f"{manifest['script']} is not there")
     runs: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
     with tempfile.TemporaryDirectory(prefix="cuagent-swap-") as folder:
-        attempt.write(Path(folder, "candidate"))
+        export(attempt, task, judgement, Path(folder, PACKAGE), captured=captured)
         for number in range(2 * PAIRS):
             with_kernel = number % 2 == 1
-            runs[with_kernel].append(_run(manifest, shapes, folder, with_kernel=with_kernel))
+            runs[with_kernel].append(_run(manifest, folder, with_kernel=with_kernel))
 
     def times(with_kernel: bool, name: str) -> tuple[float, ...]:
         return tuple(float(answer[name]) for answer in runs[with_kernel])
@@ -101,12 +115,12 @@ def time_swapped(
         times(True, "script_s"),
         last["swapped"],
         last["target_calls"],
+        compiled=bool(last["compiled"]),
+        trains=bool(task.step),
     )
 
 
-def _run(
-    manifest: dict[str, Any], shapes: Sequence[dict[str, Any]], folder: str, *, with_kernel: bool
-) -> dict[str, Any]:
+def _run(manifest: dict[str, Any], folder: str, *, with_kernel: bool) -> dict[str, Any]:
     answer = Path(folder, "answer.json")
     answer.unlink(missing_ok=True)
     order = {
@@ -114,12 +128,7 @@ def _run(
         "arguments": manifest["arguments"],
         "module": manifest["module"],
         "answer": str(answer),
-        "swap": {
-            "candidate": str(Path(folder, "candidate", "model_new.py")) if with_kernel else None,
-            "shapes": shapes,
-            "positional": manifest["positional"],
-            "named": manifest["named"],
-        },
+        "swap": {"folder": folder if with_kernel else None, "package": PACKAGE},
     }
     file = Path(folder, "order.json")
     file.write_text(json.dumps(order))

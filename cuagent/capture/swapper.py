@@ -1,16 +1,16 @@
-"""Run an accepted kernel in place of a module of a running script, to time the script.
+"""Let a module of a running script run an exported kernel, to time the script.
 
-The kernel's module uses the live parameters of the original module, without a copy. This code runs
-in the user's process.
+The captured module is changed in place by the package, as `optimize_` does, so its calls run as
+with the package: also where gradients are wanted, under autocast, and for other shapes.
+Runs in the user's process.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cuagent.capture.intercept import intercept
@@ -19,24 +19,21 @@ from cuagent.capture.names import Names
 if TYPE_CHECKING:
     from torch import nn
 
+REPLACEMENT = "_cuagent_replacement"
+"""Attribute that a package gives to a module that it changed."""
+
 
 class Swapper:
-    """Patch of `nn.Module.__call__` that runs a candidate in place of the captured module and times
-    the script's steps.
+    """Patch of `nn.Module.__call__` that changes the captured module before its first call.
 
-    Without a candidate it only times the steps.
+    It also times the steps of the script. Without a package it only times them.
     """
 
     def __init__(self, module: str, order: dict[str, Any]) -> None:
         self.target = module
-        self.candidate: str | None = order["candidate"]
-        self.positional: list[bool] = order["positional"]
-        self.named: dict[str, bool] = order["named"]
-        self.forms = {
-            tuple((x["dtype"], tuple(x["shape"]), x["device"]) for x in shape["inputs"])
-            for shape in order["shapes"]
-        }
-        self.training = {shape["training"] for shape in order["shapes"]}
+        self.folder: str | None = order["folder"]
+        """Folder with the package `order["package"]`; None to time the script as it is."""
+        self.package: str = order["package"]
         self.names = Names()
         self.steps: list[tuple[float, float]] = []
         self.swapped, self.calls, self.problem = 0, 0, ""
@@ -44,8 +41,11 @@ class Swapper:
         """Seconds to build the kernel and call it for the first time, after the script's first step
         and during it. They are subtracted from the measured times."""
         self._warm: set[tuple[int, object]] = set()
-        self._new: dict[int, nn.Module] = {}
+        self._modules: list[nn.Module] = []
+        """Changed modules; held, so that their `id` is not used again."""
         self._depth = 0
+        self._is_changing = False
+        """True while the package is opened: it calls the original and records attribute reads."""
 
     def install(self) -> None:
         """Patch `nn.Module.__call__`: calls of the named modules run the package from now on."""
@@ -54,11 +54,20 @@ class Swapper:
     def _call(
         self, run: Callable[..., Any], module: nn.Module, args: Any, kwargs: dict[str, Any]
     ) -> Any:
+        if self._is_changing:
+            return run(*args, **kwargs)
         self._depth += 1
         begin = time.perf_counter()
         try:
-            new, given = self._replacement(module, args, kwargs)
-            return run(*args, **kwargs) if new is None else new.forward(*given)
+            if self.names.is_target(self.target, module, outermost=self._depth == 1):
+                self.calls += 1
+                if self.folder is not None and not self.problem:
+                    self._is_changing = True
+                    try:
+                        self._change(module, args, kwargs)
+                    finally:
+                        self._is_changing = False
+            return run(*args, **kwargs)
         finally:
             self._depth -= 1
             if self._depth == 0:
@@ -77,64 +86,79 @@ class Swapper:
             return first[1] - first[0] - self.first_spent
         return last[1] - first[1] - self.spent
 
-    def _replacement(
-        self, module: nn.Module, args: Any, kwargs: dict[str, Any]
-    ) -> tuple[nn.Module | None, list[Any]]:
-        """Return (kernel's module, inputs for it) for a call; (None, []) if the original module
-        must run."""
-        import torch
+    def _change(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        """Change the module before its first call, and run the kernel once for each new shape.
 
-        if not self.names.is_target(self.target, module, outermost=self._depth == 1):
-            return None, []
-        self.calls += 1
-        if self.candidate is None or self.problem or torch.is_grad_enabled():
-            return None, []
-        same = len(args) == len(self.positional) and list(kwargs) == list(self.named)
-        if not same or module.training not in self.training:
-            return None, []
-        pairs = [*zip(args, self.positional, strict=True)]
-        pairs += [(kwargs[name], is_tensor) for name, is_tensor in self.named.items()]
-        given = [value for value, is_tensor in pairs if is_tensor]
-        if not all(type(value) is torch.Tensor for value in given):
-            return None, []
-        form = tuple((str(x.dtype)[6:], tuple(x.shape), x.device.type) for x in given)
-        if form not in self.forms:
-            return None, []
-        if (id(module), form) not in self._warm:
-            self._warm_up(module, form, given)
-        self.swapped += 1
-        return self._new[id(module)], given
-
-    def _warm_up(self, module: nn.Module, form: object, given: list[Any]) -> None:
-        """Build the kernel's module and call it once on copies of the inputs, before it is timed.
-
-        The time is added to `spent` or `first_spent`.
+        The time is added to `spent` or `first_spent`. Sets `problem` if the package refuses.
         """
         begin = time.perf_counter()
-        if id(module) not in self._new:
-            self._new[id(module)] = self._built(module)
-        self._new[id(module)].forward(*(x.clone() for x in given))
-        if given and given[0].is_cuda:
-            import torch
-
-            torch.cuda.synchronize()
+        if REPLACEMENT not in module.__dict__ and (why := self._replaced(module)):
+            self.problem = f"the kernel cannot replace the module: {why}"
+            return
+        replacement = module.__dict__[REPLACEMENT]
+        given = replacement.package.inputs(args, kwargs)
+        form = None if given is None else tuple(map(_form, given))
+        if (id(module), form) in self._warm:
+            return
         self._warm.add((id(module), form))
+        if given is not None:
+            _warm_up(replacement, given)
         elapsed = time.perf_counter() - begin
         self.spent += elapsed if self.steps else 0.0
         self.first_spent += 0.0 if self.steps else elapsed
 
-    def _built(self, module: nn.Module) -> nn.Module:
-        """Return the kernel's module with the parameters and buffers of `module` (no copies)."""
-        assert self.candidate is not None
-        folder = str(Path(self.candidate).parent)
-        spec = importlib.util.spec_from_file_location("model_new", self.candidate)
-        assert spec is not None
-        assert spec.loader is not None
-        made = importlib.util.module_from_spec(spec)
-        sys.modules["model_new"] = made
-        sys.path.insert(0, folder)
-        spec.loader.exec_module(made)
-        new: nn.Module = made.ModelNew()
-        new.load_state_dict(module.state_dict(keep_vars=True), strict=True, assign=True)
-        first = next(iter(module.state_dict().values()), None)
-        return new.to(first.device if first is not None else "cpu").eval()
+    def _replaced(self, module: nn.Module) -> str:
+        """Let the module run the kernel; return the reason if it cannot, else ""."""
+        assert self.folder is not None
+        if self.folder not in sys.path:
+            sys.path.insert(0, self.folder)
+        opened: Any = importlib.import_module(f"{self.package}.model_new")
+        why: str = opened.replace.replace_(module, opened.PACKAGE)
+        if why:
+            return why
+        self._modules.append(module)
+        replacement = module.__dict__[REPLACEMENT]
+        forward = replacement.forward
+
+        def counted(*args: Any) -> Any:
+            self.swapped += 1
+            return forward(*args)
+
+        replacement.forward = counted
+        return ""
+
+
+def _form(value: Any) -> object:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.dtype, tuple(value.shape), value.device.type, value.requires_grad
+    return type(value).__name__
+
+
+def _warm_up(replacement: Any, given: tuple[Any, ...]) -> None:
+    """Run the kernel, and its own backward, once on copies of a call's arguments.
+
+    Does nothing for a call that runs the original. The counter of calls is not changed.
+    """
+    import torch
+
+    boundary = replacement.fitting(given)
+    if boundary is None:
+        return
+    tensors = [tensor.detach().clone() for tensor in boundary.nesting.tensors(given)]
+    copies, counted = boundary.nesting.arguments(tensors), replacement.forward
+    replacement.forward = replacement.kernel.forward
+    try:
+        replacement.run_without_gradients(copies)
+        if boundary.own is not None:
+            device = tensors[0].device if tensors else None
+            cotangents = [
+                torch.zeros(shape, dtype=dtype, device=device)
+                for shape, _, dtype in (boundary.outputs.forms[k] for k in boundary.own.outputs)
+            ]
+            replacement.run_backward((*copies, *cotangents))
+    finally:
+        replacement.forward = counted
+    if tensors and tensors[0].is_cuda:
+        torch.cuda.synchronize()

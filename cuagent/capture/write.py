@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cuagent.capture import template
-from cuagent.capture.calls import PLACE, Call
+from cuagent.capture.calls import Call
 from cuagent.capture.callspec import call_spec, objects_of
 from cuagent.capture.encode import reference
 from cuagent.capture.recorder import Recorder, Shape, Snapshot
@@ -325,25 +325,17 @@ def _manifest(
         "skipped": [*structure.skipped, *snapshot.sources.missing],
         "flags": snapshot.flags,
         "shapes": [_shape(shape, alike, tasks, entry.count) for shape in shapes],
-        **_positions(alike[0]),
+        **_call_facts(alike[0]),
     }
 
 
-def _positions(shape: Shape) -> dict[str, Any]:
-    """Return manifest entries about the arguments of a shape's calls.
+def _call_facts(shape: Shape) -> dict[str, Any]:
+    """Return manifest entries on the arguments.
 
-    `positional` and `named` have True for each argument that is a tensor. `swappable` is True if no
-    tensor is nested in an argument and the output is plain. `objects` names the parts of a call
-    that a package cannot serve.
+    `call` is the form of the call, `objects` names what keeps a package from it.
     """
     call = shape.call
-    places = [PLACE.format(number) for number in range(len(call.names))]
-    texts = [*call.positional, *call.named.values()]
-    alone = [text for text in texts if PLACES.search(text)]
     return {
-        "positional": [text in places for text in call.positional],
-        "named": {name: text in places for name, text in call.named.items()},
-        "swappable": alone == places and shape.output_is_plain,
         "call": call_spec(call) if shape.output_is_plain else None,
         "objects": [*objects_of(call), *([] if shape.output_is_plain else ["its result"])],
         "autocast": shape.autocast,

@@ -97,7 +97,11 @@ def captured(order: Order, folder: Path) -> tuple[dict[str, Any], dict[str, Any]
     answer = run_script(order)
     require_capture(order, answer)
     checked = check_folder(folder, order.python)
-    manifest: dict[str, Any] = json_module.loads((folder / "manifest.json").read_text())
+    file = folder / "manifest.json"
+    manifest: dict[str, Any] = json_module.loads(file.read_text())
+    if "error" in checked:  # so that no later command uses the folder
+        manifest["error"] = checked["error"]
+        file.write_text(json_module.dumps(manifest, indent=1) + "\n")
     return manifest, checked
 
 
@@ -136,7 +140,7 @@ def report(manifest: dict[str, Any], checked: dict[str, Any], folder: Path) -> l
         f"{manifest['calls']} call{'s' * (manifest['calls'] != 1)} in "
         f"{shapes} shape{'s' * (shapes > 1)}",
         *shape_lines(manifest),
-        gain_line(manifest["share"]),
+        gain_line(manifest["share"], trains=calls_with_gradients(manifest) > 0),
     ]
     if checked.get("difference") is not None:
         lines.append("the rebuilt module gives the recorded result")

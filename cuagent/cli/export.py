@@ -133,6 +133,11 @@ def _write_attempt(
     builds = built_for(attempt, names)
     captured = None if run is None else captured_of(task, run, judged.attempt)
     made = write_package(attempt, task, judged, out, builds=builds, captured=captured)
+    if captured is not None and captured.call is None:
+        return (
+            f"exported to {made}; optimize_ will leave your module as it is, because its calls "
+            "pass or return objects other than tensors and constants: capture a module inside"
+        )
     return f"exported to {made}"
 
 

@@ -202,13 +202,16 @@ def open_task(
 ) -> Task:
     """Load the task that `spec` names, with these settings; with `backward` its training step.
 
-    Raises TaskError.
+    Raises TaskError, and Refused for a captured folder whose check failed.
     """
+    from cuagent.capture.shapes import manifest_of
     from cuagent.task import load_task
 
     task = load_task(
         spec, inputs=inputs, init=init, device=settings.device, precision=settings.precision
     )
+    if error := (manifest_of(task) or {}).get("error"):
+        raise Refused(f"{spec}: {error}; capture the module again")
     if not backward:
         return task
     from cuagent.task.step import training_step

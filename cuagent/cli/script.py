@@ -12,6 +12,7 @@ from cuagent.cli.exits import print_stderr
 
 if TYPE_CHECKING:
     from cuagent.agent import Run
+    from cuagent.capture.shapes import ShapesResult
     from cuagent.config import Settings
     from cuagent.package import Captured
     from cuagent.task import Task
@@ -52,7 +53,10 @@ def report_on_script(run: Run, settings: Settings, *, time_script: bool) -> None
         from cuagent.capture.swap import SwapRefused, time_swapped
 
         try:
-            timed = time_swapped(run.task, manifest, result.attempt, found)
+            if not any(shape.covered for shape in found.shapes):
+                raise SwapRefused("the kernel is used for none of its shapes")
+            captured = _captured(_facts(manifest), found)
+            timed = time_swapped(run.task, manifest, result.attempt, result.judgement, captured)
             kept["timed"] = timed.to_json()
             text += timed.lines()
         except SwapRefused as error:
@@ -97,6 +101,20 @@ def captured_of(task: Task, folder: Path, digest: str) -> Captured | None:
         if shape["covered"] and shape.get("domain") and shape["task"] != FOLDER_FILE
     ]
     domains = tuple(revive(Domain, domain) for domain in also)
+    return Captured(facts["module"], facts["kind"], facts["call"], facts["autocast"], domains)
+
+
+def _captured(facts: dict[str, Any], found: ShapesResult) -> Captured:
+    """Return the facts on a captured module, with the shapes that were accepted besides the
+    task's."""
+    from cuagent.package import Captured
+    from cuagent.task.load import FOLDER_FILE
+
+    domains = tuple(
+        shape.domain
+        for shape in found.shapes
+        if shape.domain is not None and shape.task != FOLDER_FILE
+    )
     return Captured(facts["module"], facts["kind"], facts["call"], facts["autocast"], domains)
 
 

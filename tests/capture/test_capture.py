@@ -239,7 +239,7 @@ def test_tensors_inside_objects_are_inputs(capture: Run) -> None:
     total, kept = reference.model(0)(*reference.inputs(0))
     assert total.shape == (2, 8)
     assert len(kept["keys"]) == 2
-    assert not done.manifest["swappable"]
+    assert done.manifest["objects"]
 
 
 def test_workers_of_a_data_loader_do_not_record(capture: Run) -> None:

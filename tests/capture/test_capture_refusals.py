@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,16 @@ from cuagent.capture.run import CaptureRefused, ScriptFailed
 from cuagent.cli.exits import Refused
 
 pytestmark = pytest.mark.slow
+
+
+def refused_task(folder: Path) -> Refused:
+    """Return the refusal of a captured folder as the task of a command."""
+    from cuagent.cli.options import open_task
+    from cuagent.config import Settings
+
+    with pytest.raises(Refused) as found:
+        open_task(str(folder), None, None, Settings(device="cpu"))
+    return found.value
 
 
 def refused(
@@ -90,10 +101,28 @@ def test_calls_in_other_threads_are_counted(capture: Run) -> None:
     assert "module calls ran in other threads, which are not recorded" in line
 
 
-def test_a_call_that_a_package_cannot_replace_says_so(capture: Run) -> None:
-    script = """
+@pytest.mark.parametrize(
+    ("result", "named"),
+    [
+        ("Out(x + cache.y)", "cache, its result"),
+        ("Pair(x, cache.y)", "cache, its result"),
+        ("Named(y=x + cache.y)", "cache, its result"),
+        ("(x, {'y': [cache.y]})", "cache"),
+    ],
+    ids=["dataclass", "named tuple", "class of dict", "plain"],
+)
+def test_a_call_that_a_package_cannot_replace_says_so(
+    result: str, named: str, capture: Run
+) -> None:
+    script = f"""
+        from collections import OrderedDict, namedtuple
         from dataclasses import dataclass
         import torch
+
+        Pair = namedtuple("Pair", "x y")
+
+        class Named(OrderedDict):
+            pass
 
         @dataclass
         class Out:
@@ -101,13 +130,13 @@ def test_a_call_that_a_package_cannot_replace_says_so(capture: Run) -> None:
 
         class Net(torch.nn.Module):
             def forward(self, x, cache):
-                return Out(x + cache.y)
+                return {result}
 
         net = Net()
         net(torch.ones(2, 8), cache=Out(torch.ones(2, 8)))
         """
     done = capture(script, "net")
-    assert "calls: cache, its result; name a module inside" in done.text
+    assert f"calls: {named}; name a module inside" in done.text
 
 
 def test_a_class_defined_in_a_function(capture: Run) -> None:
@@ -135,6 +164,9 @@ def test_hooks_are_named_and_a_result_they_change_is_refused(capture: Run) -> No
         "a task: the module (1)); remove them first"
     }
     assert "cuagent optimize" not in done.text
+    assert json.loads((done.folder / "manifest.json").read_text())["error"] in str(
+        refused_task(done.folder)
+    )
 
 
 def test_weight_norm_is_refused(capture: Run) -> None:

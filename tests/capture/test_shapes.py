@@ -17,7 +17,9 @@ from cuagent.capture.shapes import ShapeResult, ShapesResult, judge_shapes, line
 from cuagent.capture.swap import ScriptTiming, SwapRefused, time_swapped
 from cuagent.cli.capture import captured
 from cuagent.judge import LocalJudge
+from cuagent.package import Captured
 from cuagent.task import load_task
+from cuagent.task.step import training_step
 from cuagent.timing import Effort
 
 ONLY_LARGE = """
@@ -52,6 +54,13 @@ def test_the_weighted_mean_counts_calls_times_seconds_and_the_original_where_it_
     text = lines(found)
     assert text[1] == "     5 calls  shape_2.py: original module (rejected: wrong_values)"
     assert "worst shape: 1.00x (shape_2.py)" in text[3]
+    assert "took 50% of the script's steps, so they should become" in text[4]
+
+
+def test_no_gain_of_the_script_follows_from_the_share_of_a_forward() -> None:
+    trained = ShapesResult((ShapeResult("task.py", 10, True, "", 2.0, eager_s=0.4),), 0.1, True)
+    assert "forward took 10% of the script's steps, and its backward was" in lines(trained)[-1]
+    assert trained.to_json()["script"] is None
 
 
 def test_a_task_without_a_manifest_has_no_shapes(tmp_path: Path) -> None:
@@ -64,7 +73,9 @@ def test_overlapping_times_of_the_script_show_no_ratio() -> None:
     assert "2 to 2.2 s before and 1 to 1.1 s after (2.00x)" in apart.lines()[0]
     overlapping = ScriptTiming((1.0, 2.2), (1.0, 1.1), (3.0, 3.0), (2.0, 2.0), 0, 12)
     assert "the ranges overlap: no difference shown" in overlapping.lines()[0]
-    assert "calls with gradients keep the original module" in overlapping.lines()[1]
+    assert "the kernel ran in 0 of 12 calls; where gradients are wanted" in overlapping.lines()[1]
+    compiled = ScriptTiming((2.0,), (1.0,), (3.0,), (2.0,), 8, 12, compiled=True)
+    assert compiled.lines()[-1] == "the script uses torch.compile; it was timed without it"
 
 
 @pytest.fixture
@@ -95,12 +106,91 @@ def test_a_shape_on_which_the_attempt_is_wrong_keeps_the_original(
     assert (first.task, first.calls) == ("task.py", 8)
     assert (second.task, second.calls, second.covered) == ("shape_2.py", 4, False)
     assert second.why.startswith("rejected")
-    covered = ShapesResult((ShapeResult("task.py", 8, True, ""), second), 0.5)
-    timed = time_swapped(task, busy, attempt, covered)
+    timed = time_swapped(task, busy, attempt, judgement, described(busy))
     assert (timed.swapped, timed.calls) == (8, 12)
     assert len(timed.before_s) == len(timed.after_s) == 2
-    with pytest.raises(SwapRefused, match="none of its shapes"):
-        time_swapped(task, busy, attempt, ShapesResult((second,), 0.5))
+    with pytest.raises(SwapRefused, match="cache: objects other than tensors and constants"):
+        time_swapped(task, busy | {"objects": ["cache"]}, attempt, judgement, described(busy))
+
+
+GATE = """
+import torch
+from torch import nn
+
+class Gate(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((64,), 0.5))
+
+    def forward(self, x):
+        return torch.tanh(x * self.scale)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.gate = nn.Linear(64, 64), Gate()
+
+    def forward(self, x):
+        return self.gate(self.up(x))
+
+def main():
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(5):
+        loss = model(torch.randn(32, 64)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+if __name__ == "__main__":
+    main()
+"""
+FORWARD = """
+import torch
+from torch import nn
+
+class ModelNew(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((64,), 0.5))
+
+    def forward(self, x):
+        return torch.tanh(x * self.scale)
+"""
+BACKWARD = """
+    def backward(self, x, gradient):
+        inner = gradient * (1 - torch.tanh(x * self.scale).square())
+        return inner * self.scale, (inner * x).sum(0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own", [True, False], ids=["own backward", "forward only"])
+def test_a_training_script_is_timed_with_the_kernels_own_backward(
+    own: bool, tmp_path: Path, python: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("script.py").write_text(GATE)
+    order = Order(Path("script.py"), module="model.gate", python=tuple(python))
+    manifest, checked = captured(order, Path("task"))
+    assert "error" not in checked
+    task = load_task(tmp_path / "task", device="cpu")
+    (tmp_path / "model_new.py").write_text(FORWARD + (BACKWARD if own else ""))
+    attempt = freeze(tmp_path / "model_new.py")
+    task = training_step(task) if own else task
+    with LocalJudge(task) as judge:
+        judgement = judge.judge(attempt, Effort.QUICK)
+    assert judgement.verdict.accepted, judgement.verdict.detail
+    timed = time_swapped(task, manifest, attempt, judgement, described(manifest))
+    assert (timed.swapped, timed.calls) == (5 if own else 0, 5)
+    advised = "where gradients are wanted your module runs: optimize with --backward"
+    assert (advised in "\n".join(timed.lines())) is not own
+
+
+def described(manifest: dict[str, Any]) -> Captured:
+    """The captured module, without further shapes."""
+    kind = manifest["class"].rpartition(".")[2]
+    return Captured(manifest["module"], kind, manifest["call"], manifest["autocast"])
 
 
 @pytest.mark.slow
