@@ -133,7 +133,9 @@ def _assemble(subject: Subject, options: Options, plans: Sequence[MethodPlan]) -
 def _method(
     plan: MethodPlan, options: Options, *, is_second: bool
 ) -> tuple[Method, dict[str, frozenset[str]]]:
-    """Return (method of a plan, names of the captured operators by kernel)."""
+    """Return the method that computes a plan, and the captured operators that each kernel
+    replaces.
+    """
     origins: dict[str, frozenset[str]] = {}
     titles: dict[str, str] = {}
     for position, call in plan.calls.items():

@@ -50,11 +50,11 @@ def with_chains(
     rebased: Callable[[Group], KernelCall],
     taken: Iterable[str] = (),
 ) -> tuple[Steps, dict[int, Call]]:
-    """Return (steps, calls by position) with one call in place of the kernels of each chain.
+    """Return the steps and their calls, with one call in place of the kernels of each chain.
 
     Library calls that do not read the results of small kernels before them are moved before them,
-    so that more kernels follow one another. `rebased` generates the kernel of a group with
-    `KernelCall.offsets`. Names in `taken` are not used.
+    so that more kernels follow one another. `rebased` makes a kernel's call that accepts pointers
+    into tensors.
     """
     found: list[tuple[Group | Node, Call | None]] = []
     known: dict[str, KernelCall] = {}
@@ -216,7 +216,7 @@ def _read_outside(
 def _placed(
     members: Sequence[_Member], outputs: set[str], graph: Graph
 ) -> tuple[dict[str, int], int]:
-    """Return (offset in bytes of each tensor in the scratch memory, size of the memory in bytes).
+    """Return the offset in bytes of each tensor in a chain's scratch memory, and the memory's size.
 
     A tensor is put into the first gap between the tensors that a later kernel still reads.
     """

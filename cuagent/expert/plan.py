@@ -185,7 +185,8 @@ def _rewritten(
 def _steps(
     graph: Graph, subject: Subject, options: Options, kept: frozenset[str]
 ) -> tuple[Steps, frozenset[str]]:
-    """Return (steps that compute a graph, captured operators whose partial sums fit no kernel).
+    """Return the steps that compute a graph, and the captured operators whose partial sums fit no
+    kernel.
 
     The graph must be rewritten again without partial sums of these operators.
     """
@@ -208,8 +209,8 @@ def _steps(
 def _calls(
     steps: Steps, graph: Graph, subject: Subject, options: Options, taken: set[str]
 ) -> tuple[dict[int, Call], frozenset[str]]:
-    """Return (kernels by the positions of their steps, names of the operators to leave to
-    torch).
+    """Return the kernel of each step, by position, and the names of the operators to leave to
+    torch.
     """
     calls: dict[int, Call] = {}
     known: dict[str, KernelCall] = {}

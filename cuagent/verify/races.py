@@ -67,7 +67,10 @@ def gated(referee: Referee, attempt: Attempt, verdict: Verdict) -> Verdict:
 
 
 def _found(referee: Referee, attempt: Attempt) -> tuple[str, str]:
-    """Return (source with a race or "", reason why the check could not finish or "")."""
+    """Search for data races in repeated calls of the attempt.
+
+    Returns the source that has a race, and the reason why the search could not finish; "" for none.
+    """
     try:
         if not can_watch(toolchain("g++")):
             return "", "the compiler is not g++"

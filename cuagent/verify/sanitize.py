@@ -307,7 +307,8 @@ def _inputs(referee: Referee) -> list[Tensor]:
 
 
 def _cuts(inputs: Sequence[Tensor], outputs: Sequence[Leaf]) -> Iterator[tuple[int, int] | None]:
-    """Yield (rows to use, all rows) for cut inputs, then None for whole inputs.
+    """Yield each size of inputs to try: (rows to use, all rows) for cut inputs, None for whole
+    inputs.
 
     Inputs are cut if they are large, and all inputs and outputs have the same number of rows.
     """

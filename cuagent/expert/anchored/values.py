@@ -186,7 +186,7 @@ def address(index: Index, strides: Sequence[int], offset: int) -> str:
 
 
 def flattened(graph: Graph, group: Group, anchor: Node) -> tuple[Graph, Group, Node]:
-    """Return (graph, group, anchor) of a scan with all shapes merged to three dimensions.
+    """Return a scan's graph, group and anchor with all shapes merged to three dimensions.
 
     These are the dimensions before the scanned one, the scanned one, and the dimensions after it.
     The arguments are returned unchanged if an operand is broadcast or not contiguous.

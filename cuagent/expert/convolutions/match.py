@@ -135,7 +135,9 @@ def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution |
 
 
 def _given(graph: Graph, x: Node, node: Node) -> tuple[Volume, Volume]:
-    """Return (input, weight without a name) for a node that only copies or transposes its input."""
+    """Return the input of a node that only copies or transposes its input, and a weight without a
+    name.
+    """
     right = Volume("", "", 0, 0, 0, 0)
     if node.op == COPY:
         return volume_of(graph, x.name, x.shape), right
@@ -143,7 +145,10 @@ def _given(graph: Graph, x: Node, node: Node) -> tuple[Volume, Volume]:
 
 
 def convolution_axes(graph: Graph, node: Node) -> tuple[tuple[Axis, ...], bool]:
-    """Return (axes of a convolution with copied operands, True if it is transposed)."""
+    """Return the settings along each spatial axis of a convolution, and True if it is transposed.
+
+    Its operands must be copies in channels-last layout.
+    """
     x, weight = (graph.node(str(arg)) for arg in node.args[:2])
     return _operands(graph, node, x, weight)[2], node.op.startswith("own F.conv_transpose")
 
@@ -171,8 +176,9 @@ def _has_text(node: Node) -> bool:
 def _operands(
     graph: Graph, node: Node, x: Node, weight: Node
 ) -> tuple[Volume, Volume, tuple[Axis, ...]]:
-    """Return (input, weight, axes) of a convolution; a pointwise one has all positions as one
-    axis.
+    """Return the input, the weight and the spatial axes of a convolution.
+
+    A pointwise convolution has a single axis with all spatial positions.
     """
     copied = _is_last(x)
     if not copied and is_pointwise(node, weight):

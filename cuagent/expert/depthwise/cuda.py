@@ -72,7 +72,9 @@ class _Depthwise(DepthwiseText):
         return width
 
     def _rows(self) -> tuple[int, int]:
-        """Return (rows of results per thread, number of such strips of rows in a plane)."""
+        """Return the number of rows of results in a thread's strip, and the number of strips in a
+        plane.
+        """
         if len(self.sides) == 1:
             return 1, 1
         count = self.sides[self.inner - 1].count

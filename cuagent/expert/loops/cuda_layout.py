@@ -94,7 +94,11 @@ class ThreadLayout(LoopText):
         return users
 
     def _spread(self) -> tuple[set[int], set[int]]:
-        """Return (elements computed before a batch of steps, elements computed after it)."""
+        """Return the positions of the elements that are computed before, and after, each batch of
+        steps.
+
+        In these computations each thread of a channel has one step of the batch.
+        """
         before: set[int] = set()
         after: set[int] = set()
         users = self._users()
@@ -114,7 +118,9 @@ class ThreadLayout(LoopText):
         return before, after
 
     def _own_results(self) -> list[tuple[Node, Target, Result]]:
-        """Return the results that are stored after a batch, one step by each thread."""
+        """Return the results that the threads of a channel store after a batch, each thread one
+        step.
+        """
         return [
             (node, target, result)
             for node, target, result in self.outputs()
@@ -122,7 +128,9 @@ class ThreadLayout(LoopText):
         ]
 
     def _kept(self) -> list[int]:
-        """Return the elements that a thread stores in a step for the operations after the batch."""
+        """Return the positions of the values that each step stores for the computations after the
+        batch.
+        """
         read = {a for k in self.after for a in self.elements.elements[k].args if isinstance(a, int)}
         read |= {target.element for _, target, _ in self.own}
         timed = {k for k in read if self.elements.elements[k].timed}

@@ -13,14 +13,20 @@ HOISTED = {"linear", "matmul", "mm", "addmm"}
 
 
 class AllSteps:
-    """Adds nodes outside of a loop that compute the values of its operators for all steps."""
+    """Adds nodes before a loop that compute, for all steps together, values that depend on no
+    state.
+    """
 
     def __init__(self, loop: Rolled, edit: Edit) -> None:
         self.loop, self.edit, self.count = loop, edit, len(loop.steps)
         self.known: dict[int, tuple[Any, int]] = {}
 
     def is_hoisted(self, position: int) -> bool:
-        """Return True for a product without a state, which one product computes for all steps."""
+        """Return True if the operator is a product with matrices that depends on no state of the
+        loop.
+
+        One product then computes its values for all steps.
+        """
         name, loop = called(self.loop.steps[0][position]), self.loop
         return name in HOISTED and loop.timed[position] and not loop.is_carried(position)
 
@@ -72,7 +78,11 @@ class AllSteps:
         return found
 
     def _pointwise_steps(self, node: Any, args: Any, options: Any) -> tuple[Any, int]:
-        """Add an elementwise operator for all steps; return (its node, dimension of the steps)."""
+        """Add one elementwise operator that computes the values of `node` in all steps of the loop.
+
+        Returns the added node, and the dimension along which it stacks the steps. `args` and
+        `options` are the arguments of the operator in the loop's body.
+        """
         from torch.utils import _pytree as pytree
 
         rank = len(shape_of(node))
@@ -111,10 +121,10 @@ class AllSteps:
 
 
 def sequence_of(loop: Rolled, position: int) -> tuple[Any, int, int, int] | None:
-    """Return (tensor, dimension, first index, increment) of a slice whose index grows with the
-    steps.
+    """Return the tensor that the operator at `position` slices, if each step takes the next slice.
 
-    None if the operator at `position` is another operator or slice.
+    With it: the sliced dimension, the index in the first step, and the increment from step to step.
+    None for other operators, and for slices that are the same in all steps.
     """
     node = loop.steps[0][position]
     (args, _), name = loop.arguments[position], called(node)

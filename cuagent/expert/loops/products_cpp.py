@@ -36,8 +36,11 @@ class ProductsKernel(RowsKernel):
             raise NestError("products of states with several dimensions of rows")
 
     def _products(self) -> dict[str, tuple[int, int]]:
-        """Return (position of the operand's element, stage of the result), by the name of the
-        product's node.
+        """Return for each product, by its node's name, the element that it multiplies and its
+        stage.
+
+        The element is a position in `Elements.elements`; the stage is `Element.stage` of the
+        result.
         """
         found: dict[str, tuple[int, int]] = {}
         for k in self.needed:
@@ -64,7 +67,9 @@ class ProductsKernel(RowsKernel):
         return "\n".join(w.lines) + "\n"
 
     def _weight(self, product: str) -> tuple[int, int]:
-        """Return (rows, columns) of the matrix of a product; the rows are summed."""
+        """Return the shape of the matrix of a product as (rows, columns); the product sums over the
+        rows.
+        """
         node = self.elements.graph.node(product)
         return self.elements.graph.node(str(node.args[0])).shape[1], node.shape[1]
 
@@ -72,7 +77,9 @@ class ProductsKernel(RowsKernel):
         return -(-self._weight(product)[1] // UNITS) * UNITS
 
     def _arrays_of_rows(self) -> list[tuple[str, str, int]]:
-        """Return (name, C++ type, number of elements per row) of each array."""
+        """Return the name, the C++ type and the number of elements per row of each array of the
+        kernel.
+        """
         found = []
         for k in range(len(self.elements.states)):
             found += [(f"state_{k}", "float", self.block), (f"next_{k}", "float", self.block)]

@@ -135,9 +135,10 @@ class Replacement:
         return self.body.call(torch.ops.aten.select.int, (value, dim, 0))
 
     def _segment(self, items: Sequence[Any], position: int) -> tuple[int, int] | None:
-        """Return (first step, direction) if `items` are all steps in order; else None.
+        """Test if `items` are the values of the operator at `position` in all steps, in order.
 
-        The direction is 1 or, from the last step to the first, -1.
+        Returns the first step and the direction: 1, or -1 from the last step to the first. None for
+        other items.
         """
         found = [self.place.get(item) for item in items]
         ks = [f[0] if f and f[1] == position else -1 for f in found]
@@ -352,7 +353,8 @@ class Replacement:
 
 
 def _lowered(program: Any, returned: Sequence[Any]) -> tuple[Graph, dict[Any, str]]:
-    """Return (expert's graph of a body, name of the input node of each placeholder).
+    """Return a loop's body as the expert's graph, and the name of each placeholder's input node in
+    it.
 
     Raises NoLoop for operators without a lowering rule and for dtypes without arithmetic.
     """

@@ -94,7 +94,11 @@ def _starts(repeat: Repeat) -> Iterator[int]:
 
 
 def _matched(steps: tuple[tuple[Any, ...], ...]) -> tuple[Rolled | None, int]:
-    """Return (loop of the longest run of equal steps from the start on, number of its steps)."""
+    """Return the loop that the longest run of equal steps from the first step on forms.
+
+    With it: the number of steps to leave out before the next search. The loop is None if the steps
+    form no loop.
+    """
     from torch.utils import _pytree as pytree
 
     place = {node: (k, q) for k, step in enumerate(steps) for q, node in enumerate(step)}
@@ -131,9 +135,11 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _pattern(column: Sequence[Any], place: dict[Any, tuple[int, int]]) -> tuple[Any, int]:
-    """Return (pattern of one argument, number of steps from the start on that follow the pattern).
+    """Return the pattern of one argument (a `Local`, `Varying`, `Progression`, a node or a
+    constant).
 
-    `column` has the argument in each step; `place` maps a node to (step, position).
+    With it: the number of steps, from the first on, that follow the pattern. `column` has the
+    argument in each step; `place` maps a node of the loop to its step and its position.
     """
     found = [place.get(a) if hasattr(a, "meta") else None for a in column]
     local = [(k - f[0], f[1]) if f else None for k, f in enumerate(found)]
@@ -152,7 +158,10 @@ def _pattern(column: Sequence[Any], place: dict[Any, tuple[int, int]]) -> tuple[
 
 
 def _outer_pattern(column: Sequence[Any]) -> tuple[Any, int]:
-    """Return (pattern of an argument from outside of the loop, number of steps that follow it)."""
+    """Return the pattern of an argument that comes from outside of the loop.
+
+    With it: the number of steps, from the first on, that follow the pattern.
+    """
     nodes = [hasattr(a, "meta") for a in column]
     if nodes[0]:
         limit = next((k for k, is_node in enumerate(nodes) if not is_node), len(column))

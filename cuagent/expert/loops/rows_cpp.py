@@ -93,7 +93,7 @@ class RowsKernel(LoopText):
         return not element.carried and self.vector not in element.axes and element.kind != "sum"
 
     def _users(self) -> list[tuple[int, Loop]]:
-        """Return (element, C++ loop that reads it) for each read of an element."""
+        """Return each element that is read, with the C++ loop that reads it, for each read."""
         found = []
         for k in self.needed:
             loop = self.home(k)
@@ -101,9 +101,7 @@ class RowsKernel(LoopText):
         return found + [(target.element, loop) for target, loop in self._targets()]
 
     def _targets(self) -> list[tuple[Target, Loop]]:
-        """Return (new state or result, C++ loop that stores it) for each state and result of a
-        step.
-        """
+        """Return each new state and each result of a step, with the C++ loop that stores it."""
         targets = [*self.elements.states, *(target for _, target, _ in self.outputs())]
         return [(target, self.loop_of(target)) for target in targets]
 

@@ -27,9 +27,9 @@ def is_pointwise(node: Any) -> bool:
 
 
 def equation(text: str) -> tuple[list[str], str]:
-    """Return (letters of each operand, letters of the result) of an einsum's equation.
+    """Return the letters of each operand and those of the result in an einsum's equation.
 
-    Raises NoLoop for forms with ellipses and the like.
+    For "ij,jk->ik" these are ["ij", "jk"] and "ik". Raises NoLoop for ellipses and other forms.
     """
     left, arrow, result = text.replace(" ", "").partition("->")
     operands = left.split(",")
@@ -55,9 +55,10 @@ def is_matrix(node: Any) -> bool:
 
 
 def slices(nodes: Sequence[Any]) -> tuple[Any, int, int, int, bool]:
-    """Return (tensor, dimension, first index, increment, keeps dimension) for slices of one tensor.
+    """Return the tensor of which `nodes` are slices, one for each step of a loop.
 
-    `nodes` has one slice for each step. Raises NoLoop for other nodes.
+    With it: the sliced dimension, the first index, the increment, and if slices keep the dimension.
+    Raises NoLoop for other nodes.
     """
     if all(is_item(n) and called(n.args[0]) in ("unbind", "split", "chunk") for n in nodes):
         sources = {n.args[0] for n in nodes}
@@ -77,7 +78,7 @@ def slices(nodes: Sequence[Any]) -> tuple[Any, int, int, int, bool]:
 
 
 def progression(indices: Sequence[int]) -> tuple[int, int]:
-    """Return (first index, increment); raise NoLoop if the increment is not constant."""
+    """Return the first of `indices`, and their increment. Raises NoLoop if it is not constant."""
     step = indices[1] - indices[0]
     if any(b - a != step for a, b in pairwise(indices)):
         raise NoLoop("steps in another order")

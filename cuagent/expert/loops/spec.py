@@ -71,7 +71,9 @@ class Loop:
 
 
 def weights_of(loop: Loop) -> set[tuple[int, bool]]:
-    """Return (index of the matrix among the arguments, is transposed) of each product in a loop."""
+    """Return the matrices of the products in a loop: (index among the loop's arguments, is
+    transposed).
+    """
     found = set()
     for node in loop.body.nodes:
         if node.op == PRODUCT:

@@ -167,10 +167,10 @@ def _parameter(tensor: str) -> str:
 
 
 def _operand(graph: Graph, name: str) -> tuple[Node, tuple[int, ...], int]:
-    """Return (tensor that the launcher reads, strides, offset of its first element) of operand
-    `name`.
+    """Return the tensor that the launcher reads for operand `name`, its strides, and an offset.
 
-    A slice of adjacent elements is passed as a separate tensor, so that layers can share a kernel.
+    The offset is that of the operand's first element in the tensor. A slice of adjacent elements is
+    passed as a separate tensor, so that layers can share a kernel.
     """
     node = graph.node(name)
     if node.kind is Kind.STRIDED and node.strides == contiguous_strides(node.shape):

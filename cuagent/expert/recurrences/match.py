@@ -45,7 +45,9 @@ class Loop:
 
 
 def with_recurrences(captured: Captured, device: str) -> tuple[Captured, tuple[str, ...]]:
-    """Return (graph with one call for each loop over cells, names of the replaced operators)."""
+    """Return the graph with one call for each loop over cells, and the names of the replaced
+    operators.
+    """
     edit = Edit(captured)
     found = []
     for loop in _loops(edit):
@@ -59,8 +61,9 @@ def with_recurrences(captured: Captured, device: str) -> tuple[Captured, tuple[s
 
 
 def with_layers(captured: Captured, target: Target) -> tuple[Captured, tuple[str, ...]]:
-    """Return (graph with generated CUDA kernels for recurrent layers, names of the replaced
-    operators).
+    """Return the graph with generated CUDA kernels in place of torch's recurrent layers.
+
+    Also return the names of the replaced operators.
     """
     edit = Edit(captured)
     found = [
@@ -178,8 +181,8 @@ def _depends(inputs: Sequence[Any], steps: set[Any], first: int, position: dict[
 
 
 def _sequence(edit: Edit, inputs: Sequence[Any]) -> tuple[Any, bool]:
-    """Return (node with the inputs of all steps, True if its batch dimension precedes the
-    steps).
+    """Return the node that contains the inputs of all steps, and True if its first dimension is the
+    batch.
     """
     import torch
 

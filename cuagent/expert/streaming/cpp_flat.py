@@ -62,7 +62,9 @@ class FlatSchedule(CppText):
         return uneven and around == 0 and -(-dims[0].extent // rows) <= MOST_PARTS
 
     def _chunk(self) -> tuple[int, int]:
-        """Return (dimension that is divided into chunks, number of its indices in one chunk)."""
+        """Return the dimension that is divided into chunks, and the number of its indices in one
+        chunk.
+        """
         dims, size = self.nest.dimensions, 1
         around = len(dims) - 1
         while around > 0 and size * dims[around].extent <= CHUNK // 2:

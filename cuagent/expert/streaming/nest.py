@@ -307,9 +307,10 @@ WITHOUT_STRIDES = (Kind.WINDOW, Kind.INSIDE, Kind.INDEX, Kind.GATHER, Kind.TAKE)
 
 
 def storage(graph: Graph, node: Node) -> tuple[Node, tuple[int, ...], int]:
-    """Return (node that owns a value's memory, the value's strides there, its offset), in elements.
+    """Return the node whose memory contains a value, with the value's strides and offset in that
+    memory.
 
-    Raises NestError for a value that strides alone do not locate.
+    Both count elements. Raises NestError for a value that strides alone do not locate.
     """
     base = node
     while base.kind is Kind.VIEW:

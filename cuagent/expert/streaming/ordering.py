@@ -34,7 +34,9 @@ def ordered(
 
 
 def _blocks(graph: Graph, draft_of: Mapping[str, Draft]) -> list[tuple[list[str], Draft | None]]:
-    """Return (names of its nodes, group) for each group, and (name, None) for each other node."""
+    """Return the names of the nodes of each step, with its group; the group is None for a single
+    node.
+    """
     blocks: list[tuple[list[str], Draft | None]] = []
     seen: set[int] = set()
     for node in graph.nodes:

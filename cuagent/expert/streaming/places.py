@@ -85,8 +85,9 @@ def _view(graph: Graph, draft: Draft, node: Node) -> Place | None:
 
 
 def _reduce(graph: Graph, draft: Draft, node: Node) -> tuple[Place | None, tuple[Span, ...] | None]:
-    """Return (place of a reduction's result, axes over which it runs); (None, None) without a
-    place.
+    """Return the place of a reduction's result in the domain, and the axes over which it runs.
+
+    (None, None) if the result has no place.
     """
     (name,) = node.inputs
     arg = graph.node(name)
@@ -163,8 +164,8 @@ def _reads_in_place(node: Node, place: Place, arg: Node, at: Place) -> bool:
 
 
 def _aligned(shape: Shape, place: Place, to: Place) -> Iterable[tuple[int, int, int]]:
-    """Yield (extent, stride in `place`, stride in `to`) of each axis, with the last axes
-    aligned.
+    """Yield for each axis its extent and its strides in the places `place` and `to`; last axes
+    correspond.
     """
     return zip(shape, place, to[len(to) - len(shape) :], strict=True)
 

@@ -130,8 +130,10 @@ class Plan:
         return reduces, stores
 
     def _closure(self, names: list[Operand], stop: set[str]) -> tuple[list[str], list[str]]:
-        """Return (values to compute per element for `names`, in order; saved values in `stop` to
-        reload).
+        """Return the values to compute for each element to get `names`, and the values to load
+        instead.
+
+        The former are in order. The latter are values in `stop`, which earlier stages have saved.
         """
         needed: set[str] = set()
         reload: list[str] = []

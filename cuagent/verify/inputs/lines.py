@@ -136,8 +136,10 @@ def every(tensor: Tensor, bounds: tuple[int, int], step: int, order: Generator) 
 
 
 def steps_of_every(tensor: Tensor, values: int) -> tuple[int, int]:
-    """Return (steps until each of `values` values has occurred, further steps with one value per
-    row).
+    """Return the number of steps until each of `values` values has occurred, and that of further
+    steps.
+
+    In each further step every row repeats one value.
     """
     plain = math.ceil(values / max(1, tensor.numel()))
     if tensor.dim() < 2 or tensor.shape[-1] < 2:

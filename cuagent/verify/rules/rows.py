@@ -52,7 +52,7 @@ They are the candidate's and the reference's output, the fp64 answer, its spread
 def worst_line(
     tensors: Sequence[Tensor], kind: Inputs, terms: Terms, unit: float
 ) -> tuple[float, int]:
-    """Return (largest ratio of a line's rms error to its bound, number of that line).
+    """Return the largest ratio of a line's rms error to its bound, and the number of that line.
 
     (0, 0) if the rule does not apply to this output. `tensors` are x, r, y, s and, once the
     sensitivity is known, m. `unit` is the unit roundoff of the coarsest honest arithmetic.
