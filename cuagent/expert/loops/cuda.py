@@ -210,14 +210,14 @@ class _Kernel(ThreadLayout):
         w.close()
 
     def _own_names(self) -> dict[int, str]:
-        """Return the C++ variable of each element for the one step of a batch that a thread
-        computes alone.
+        """Return the C++ variable of each element, in the code that a thread runs for one step of a
+        batch.
         """
         return {k: f"kept_{k}" if k in self.kept else f"v{k}" for k in self.needed}
 
     def _load_own(self, loads: list[int], first: str) -> None:
-        """Write the loads of elements `loads` for the step that the thread computes alone in the
-        next batch.
+        """Write the loads of elements `loads` for the next batch; each thread loads those of one
+        step.
         """
         w, steps = self.w, self.loop.steps
         if loads:
@@ -228,9 +228,7 @@ class _Kernel(ThreadLayout):
             w.close()
 
     def _after_steps(self) -> None:
-        """Write the operations and stores after a batch, for the step that the thread computes
-        alone.
-        """
+        """Write the operations and stores after a batch; each thread executes those of one step."""
         w, names = self.w, self._own_names()
         if not self.own:
             return

@@ -43,7 +43,7 @@ class Element:
     """Kind of operation: `load`, `state`, `operation`, `sum` or `product`."""
     node: Node
     index: Index
-    """Index of the element in the value of `node`; for a sum, the indices that are summed."""
+    """Index of the element in the result of `node`; for a sum, the indices over which it sums."""
     args: tuple[int | float, ...] = ()
     """Operands: an integer is a position in `Elements.elements`, a float is a number."""
     axes: frozenset[int] = frozenset()

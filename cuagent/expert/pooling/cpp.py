@@ -18,7 +18,9 @@ from cuagent.expert.streaming.nest import NestError
 LONG_ROW = 4096
 """Largest number of results of a row that are computed together; longer rows are divided."""
 MAX_TOGETHER = 16
-"""Largest number of window elements along the innermost dimension that one loop step joins."""
+"""Largest number of window elements along the innermost dimension that one loop step adds or
+compares.
+"""
 MAX_SOURCE = 1 << 14
 """Number of elements of the longest input row that is computed into an array in the cache."""
 PARALLEL_OPERATIONS = 1 << 14

@@ -10,7 +10,7 @@ from typing import Any
 from cuagent.expert.options import Options
 
 LARGEST_OPTION = 1 << 16
-"""Largest value of a numeric option that is accepted from a file."""
+"""Largest value of a numeric option that is accepted from a memory file."""
 
 
 @dataclass(frozen=True)

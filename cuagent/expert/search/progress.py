@@ -54,7 +54,7 @@ class Progress:
 def read_progress(messages: Sequence[Message], propose: Propose) -> Progress:
     """Return the state of a run from its messages; calls without a result are ignored.
 
-    `propose` returns the candidate that followed the given outcomes.
+    `propose` gets the outcomes so far and returns the candidate that the expert wrote after them.
     """
     progress = Progress(bounds=_bounds(messages))
     results = {m.tool_call_id: m for m in messages if m.role == "tool"}

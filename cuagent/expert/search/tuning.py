@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cuagent.expert.capture.subject import Subject
 
 FORMAT = 1
-"""Version of the keys and files; to be increased when an option changes its meaning."""
+"""Version of the memory files and their keys; increase it when an option changes its meaning."""
 LARGEST_FILE = 1 << 20
 """Largest size in bytes of a memory file that is read."""
 

@@ -11,7 +11,7 @@ from cuagent.expert.streaming.cpp_text import BLOCK, CHEAP, VECTOR
 from cuagent.expert.streaming.stages import COST, Stage
 
 MAX_SEGMENTS = 10
-"""Largest number of borders at which the loop over a concatenated dimension is divided."""
+"""Largest number of borders between concatenated parts at which a loop is divided into several."""
 INTERLEAVED = (2, 3, 4)
 """Lengths of an innermost loop for which vectors run over the dimension around it.
 

@@ -401,8 +401,10 @@ def _collapse(
     strides: list[tuple[int, ...]],
     covered: list[tuple[bool, ...]],
 ) -> list[int]:
-    """Return the indices of the dimensions that stay; each other dimension is merged into the next
-    one.
+    """Return the indices of the dimensions that remain when one loop can cover several adjacent
+    ones.
+
+    Each other dimension is merged into the next one.
     """
     keep = []
     for k in range(len(dims)):
