@@ -100,7 +100,8 @@ class Calls:
         """Make a block of calls in the form in which calls are timed; return their outputs.
 
         The calls use the slots in descending order; with `upward`, in ascending order. `others` are
-        the outputs of other calls on these inputs; see `_taken`.
+        the outputs of other calls on these inputs. For a large task they are returned instead of
+        equal copies.
         """
         context, slots = self._context, range(len(trials))
         for slot, trial in enumerate(trials):

@@ -340,7 +340,9 @@ def _lines(selection: Selection) -> Tensor:
 
 
 def _line_numbers(selection: Selection, shape: tuple[int, ...]) -> Tensor:
-    """Return the number of the line from which each index was chosen, int64 of shape `shape`."""
+    """Return for each index the number of the line from which it was chosen, int64 of shape
+    `shape`.
+    """
     import torch
 
     numbers = torch.arange(selection.lines, device=selection.operand.device)

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 HALVES, PLANTED = 5, 3
 """Number of cases of `halves`, and the first case that puts the scale itself among the numbers."""
 FARTHEST_HALF, MANY_ROWS = 8, 4
-"""Largest absolute value drawn, and the number of rows from which on columns contain the scale
-too.
+"""Largest absolute value that `halves` draws, and a number of rows.
+
+A tensor with at least that many rows contains the scale in its columns too.
 """
 
 

@@ -157,7 +157,8 @@ def _influence(buffer: Tensor, run: Callable[[], list[Tensor]]) -> bool | None:
 def _used(
     named: Mapping[str, Tensor], run: Callable[[], list[Tensor]]
 ) -> tuple[set[str], set[str]]:
-    """Return the names of the parameters that are (factors of products, arguments of clamps).
+    """Return the names of the parameters that are factors of products, and of those that are
+    clamped.
 
     `named` are all parameters by name. A clamped tensor other than a parameter counts for the
     parameter with the same number of elements.
