@@ -55,7 +55,7 @@ class Arm:
     rounds: tuple[int, ...] = ()
     """Number of samples in each round."""
     charged: float = 0.0
-    """Part of `median` in seconds that the worker's own clock did not claim (`timed_arm.py`)."""
+    """Part of `median`, in seconds, by which the wall clock exceeded the worker's own clock."""
 
 
 @dataclass(frozen=True)

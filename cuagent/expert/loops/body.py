@@ -115,7 +115,10 @@ class Body(Program):
         return self.whole(leaf) if hasattr(leaf, "meta") else leaf
 
     def _family(self, nodes: Sequence[Any]) -> Any:
-        """Return the body's node for a value that is read from `nodes`, one outer node per step."""
+        """Return the body's node for an argument that is another slice of one tensor in each step.
+
+        `nodes` has the slice that each step reads.
+        """
         base, dim, first, step, keeps = slices(nodes)
         value = self.at(base, dim, first, step)
         return self.unsqueezed(value, dim) if keeps else value

@@ -38,9 +38,9 @@ class Gate:
     states: list[tuple[Any, int]] = field(default_factory=list)
     biases: list[tuple[Any, int]] = field(default_factory=list)
     reset: Gate | None = None
-    """The part of the argument that is multiplied by another gate's activation (in a GRU).
+    """In a GRU: the terms of the argument that another gate's activation multiplies.
 
-    `node` of this part is that activation.
+    `node` of this `Gate` is that activation.
     """
 
     @property

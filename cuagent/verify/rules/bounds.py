@@ -297,7 +297,9 @@ class JumpLimit:
     """Criterion that separates a jump of an output element from roundoff."""
 
     gate: float
-    """Largest absolute change under perturbation by `reach` that does not count as a jump."""
+    """Change of an element under perturbation by `reach` above which its result jumps
+    (absolute).
+    """
     reach: float
     """Relative size of the perturbations of inputs and weights."""
 
