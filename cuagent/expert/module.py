@@ -69,7 +69,7 @@ def _lines(methods: Sequence[_Module]) -> list[str]:
 
 
 class _Module(Prepared):
-    """Writer of the methods for one graph: forward or backward, the input check, prepared
+    """Generates the methods for one graph: forward or backward, the input check, prepared
     values.
     """
 

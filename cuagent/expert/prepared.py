@@ -14,7 +14,9 @@ from cuagent.expert.values import Values, view_text
 
 
 class Prepared(Values):
-    """Writer of one method's prepared values, and of the method that computes them."""
+    """Generates the method that computes one method's prepared values, and the text that reads
+    them.
+    """
 
     def __init__(self, method: Method) -> None:
         super().__init__(method)

@@ -40,7 +40,10 @@ def _is_complex(value: Any) -> bool:
 
 
 class _Pairs:
-    """Editor that replaces complex values by pairs; it maps each complex node to its pairs."""
+    """Replaces the complex values of a captured graph by pairs of real numbers.
+
+    It maps each complex node to the node of its pairs.
+    """
 
     def __init__(self, edit: Edit) -> None:
         import torch

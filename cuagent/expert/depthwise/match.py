@@ -92,7 +92,8 @@ def _depthwise(node: Node, graph: Graph) -> Node:
 
 
 class DepthwiseText:
-    """Writer of a depthwise kernel, common to the C++ and the CUDA generator.
+    """Generates C++ text that the C++ and the CUDA kernel of a depthwise convolution have in
+    common.
 
     Dimension 0 is the sample, 1 the channel, `inner` the last. The variables `i` are indices of the
     result, `p` of the input, `t` of the window.

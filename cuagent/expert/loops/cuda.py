@@ -27,7 +27,7 @@ def generate(request: Request) -> KernelCall:
 
 
 class _Kernel(ThreadLayout):
-    """Writer of one CUDA kernel."""
+    """Generates the text of one loop's CUDA kernel."""
 
     def text(self) -> str:
         w, name = self.w, self.request.name

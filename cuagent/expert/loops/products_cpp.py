@@ -17,7 +17,7 @@ from cuagent.expert.streaming.nest import NestError
 
 
 class ProductsKernel(RowsKernel):
-    """Writer of the C++ kernel of a loop with products of states; a block of channels is one whole
+    """Generates the C++ kernel of a loop with products of states; a block of channels is one whole
     row.
     """
 

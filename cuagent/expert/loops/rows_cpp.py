@@ -259,7 +259,7 @@ class RowsKernel(LoopText):
 
 
 class LoopWriter:
-    """Writer of one C++ loop over the channels of a block, which computes the values of one
+    """Generates one C++ loop over the channels of a block, which computes the values of one
     stage.
     """
 

@@ -20,7 +20,7 @@ from cuagent.expert.streaming.text import Writer
 
 
 class LoopText:
-    """Writer of one loop's kernel. A subclass decides where values are stored."""
+    """Generates C++ text for one loop's kernel. A subclass decides where values are stored."""
 
     integer = "long"
 

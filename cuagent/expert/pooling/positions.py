@@ -12,7 +12,7 @@ START = {"max": "-INFINITY", "mean": "0.f", "sum": "0.f"}
 
 
 class PoolText:
-    """Writer of a kernel for a pool or a resample.
+    """Generates C++ text for the kernel of a pool or a resample.
 
     `sides` maps each pooled dimension to its `Window` or `Scale`.
     """

@@ -14,8 +14,9 @@ SIGN = {"sum": "+", "prod": "*"}
 
 
 class ScanText:
-    """Writer of the kernel of a scan: dimension `dim` of `length` elements, for each of `rows`
-    rows.
+    """Generates C++ text for the kernel of a scan.
+
+    The scan runs over dimension `dim` with `length` elements, for each of `rows` rows.
     """
 
     def __init__(self, request: Request) -> None:

@@ -59,7 +59,7 @@ def _rebased(nest: Nest) -> tuple[Nest, dict[str, int]]:
 
 
 class _Kernel(MapSchedule, RowSchedules, ColumnSchedules):
-    """Writer of one C++ kernel, which chooses the schedule."""
+    """Chooses the schedule for one C++ kernel and generates its text."""
 
     def text(self) -> str:
         w = self.w

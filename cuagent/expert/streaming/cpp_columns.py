@@ -30,7 +30,10 @@ stack.
 
 
 class ColumnSchedules(CppText):
-    """Writer of the schedule `columns`, and of its variant for few tiles of rows."""
+    """Generates C++ kernels that reduce rows whose elements are not adjacent (schedule `columns`).
+
+    Vectors run over adjacent rows. A variant is for few tiles of rows.
+    """
 
     def _columns(self) -> None:
         """Write the schedule `columns`: each step of its outer loop processes `tile` adjacent

@@ -28,7 +28,9 @@ MOST_PARTS = 4096
 
 
 class FlatSchedule(CppText):
-    """Writer of the schedules in chunks: elementwise, and sums over all elements."""
+    """Generates C++ kernels that process all elements in chunks, elementwise or as sums over all of
+    them.
+    """
 
     is_flat = False
 

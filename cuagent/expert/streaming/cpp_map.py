@@ -26,7 +26,7 @@ time.
 
 
 class MapSchedule(FlatSchedule):
-    """Writer of the schedule `map`."""
+    """Generates C++ kernels without reductions: loops over all elements (schedule `map`)."""
 
     def _map(self) -> None:
         w, dims = self.w, list(range(len(self.nest.dimensions)))

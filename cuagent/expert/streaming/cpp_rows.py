@@ -38,7 +38,11 @@ ROW_TILE = 64
 
 
 class RowSchedules(CppText):
-    """Writer of the schedules `rows`, `blocks`, and `rows` with tiles of short rows."""
+    """Generates C++ kernels that reduce rows whose elements are adjacent in memory.
+
+    In schedule `rows` a thread computes whole rows, in tiles if they are short; in `blocks` threads
+    share a row.
+    """
 
     def _rows(self) -> None:
         w = self.w

@@ -51,7 +51,9 @@ After them the processor's own prefetcher takes over.
 
 
 class CppText(KernelText):
-    """Writer of one C++ kernel, with the parts that all schedules use."""
+    """Generates the parts of a C++ kernel that all schedules use: loops, loads, reductions,
+    stores.
+    """
 
     def __init__(self, name: str, nest: Nest, title: str, tile: int) -> None:
         self.tile = min(tile, nest.dimensions[-1].extent)

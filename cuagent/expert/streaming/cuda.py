@@ -56,7 +56,7 @@ def threads_for(columns: int, vector: int) -> int:
 
 
 class _Kernel(MapSchedule, StagedRowSchedule, ColumnSchedule, SplitSchedules):
-    """Writer of one CUDA kernel, which chooses the schedule."""
+    """Chooses the schedule for one CUDA kernel and generates its text."""
 
     def __init__(self, request: Request, nest: Nest) -> None:
         inner = nest.dimensions[-1]

@@ -9,7 +9,7 @@ from cuagent.expert.streaming.expressions import identifier
 
 
 class ColumnSchedule(CudaText):
-    """Writer of the schedule `columns`: a block computes 32 adjacent rows."""
+    """Generates CUDA kernels in which a block computes 32 adjacent rows (schedule `columns`)."""
 
     def _columns(self) -> None:
         """Write the kernel: 32 adjacent rows per block and LANES threads per row."""

@@ -27,7 +27,10 @@ Only then do the bytes in flight bound the speed.
 
 
 class MapSchedule(CudaText):
-    """Writer of the schedule `map`, and of its variant for elements without aligned vectors."""
+    """Generates CUDA kernels without reductions: a thread computes a few elements (schedule `map`).
+
+    A variant is for elements that cannot be accessed as aligned vectors.
+    """
 
     def _map(self) -> None:
         if self.vector == 1 and self._loads_ahead():

@@ -23,7 +23,9 @@ On an H200, 32 registers slowed a cross-entropy over 32000 columns by 30 % (fewe
 
 
 class RowSchedule(CudaText):
-    """Writer of the schedule `rows`: a warp or a block computes a row in several passes."""
+    """Generates CUDA kernels in which a warp or a block computes a row in several passes
+    (`rows`).
+    """
 
     def _rows(self) -> None:
         w, group = self.w, self.nest.group

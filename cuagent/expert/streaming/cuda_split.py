@@ -27,8 +27,10 @@ SPLIT_THREADS = 256
 
 
 class SplitSchedules(CudaText):
-    """Writer of the schedules `split rows` and `split columns`, for kernels that only reduce in one
-    pass.
+    """Generates CUDA kernels in which several blocks reduce one row, and kernels that join their
+    results.
+
+    Schedules `split rows` and `split columns`, for groups that only reduce, in one pass.
     """
 
     def _splits_rows(self) -> bool:

@@ -21,7 +21,10 @@ L1_BYTES = 128 << 10
 
 
 class StagedRowSchedule(RowSchedule):
-    """Writer of the schedule `staged rows`."""
+    """Generates CUDA kernels that copy rows to shared memory before they reduce (`staged rows`).
+
+    Elements of adjacent rows are adjacent in memory, so that the copy reads whole cache lines.
+    """
 
     def __init__(self, name: str, nest: Nest, title: str, plan: Plan) -> None:
         super().__init__(name, nest, title, plan)

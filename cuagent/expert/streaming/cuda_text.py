@@ -32,7 +32,9 @@ def headers_of(group: Group, tensors_read: Mapping[str, str]) -> tuple[str, ...]
 
 
 class CudaText(KernelText):
-    """Writer of one CUDA kernel, with the parts that all schedules use."""
+    """Generates the parts of a CUDA kernel that all schedules use: indices, loads, reductions,
+    stores.
+    """
 
     def __init__(self, name: str, nest: Nest, title: str, plan: Plan) -> None:
         super().__init__(name, nest, title, plan)

@@ -21,7 +21,7 @@ from cuagent.expert.streaming.stages import Plan
 
 @dataclass
 class Writer:
-    """Lines of C++ that are being written, with the current indentation depth."""
+    """Collects lines of C++ text, with the current indentation depth."""
 
     lines: list[str] = field(default_factory=list)
     depth: int = 0
@@ -82,7 +82,7 @@ def _depth(line: str) -> int:
 
 
 class KernelText:
-    """Writer of a kernel's text: names of variables and C++ expressions of values.
+    """Generates variable names and C++ expressions for the values of one kernel.
 
     `defined` maps the expression of a loaded element to its variable in the current scope.
     """
