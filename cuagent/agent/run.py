@@ -135,7 +135,7 @@ class Run:
     durations: Durations = field(default_factory=Durations)
     """Seconds by stage of the work; the judge adds to the same object."""
     outputs: int = 0
-    """Number of files with long tool outputs so far; the next file is named by it."""
+    """Number of files with long tool outputs so far; the number is part of the next file's name."""
     _judging: threading.Lock = field(default_factory=threading.Lock)
 
     @property

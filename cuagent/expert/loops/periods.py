@@ -22,7 +22,7 @@ class Repeat:
     start: int
     period: int
     length: int
-    """Number of items of the part; the last period may be incomplete."""
+    """Number of items of the repeated part; the last period may be incomplete."""
 
     @property
     def end(self) -> int:

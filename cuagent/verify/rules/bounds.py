@@ -319,9 +319,10 @@ def _narrow(sums: Sums, terms: Terms, unit: float, kind: Inputs) -> float:
 
 
 def coarse(unit: float) -> float:
-    """Return c such that products of this unit roundoff add c rms(s) / 2^-24 to the gate.
+    """Return the addition to the gate for products of a coarse unit roundoff, in units of rms(s) /
+    2^-24.
 
-    c is 0 for fp32.
+    s is the spread. The result is 0 for fp32.
     """
     return COARSE_GATE * unit if unit > UNIT else 0.0
 
