@@ -29,7 +29,7 @@ TYPES: Mapping[str, tuple[type, ...]] = {
     "array": (list,),
     "object": (dict,),
 }
-LONGEST_SUMMARY = 100
+LONGEST_SUMMARY = 1000
 """Largest number of characters of the summary of a call that the user sees."""
 
 
