@@ -78,7 +78,7 @@ class Judgement:
         ratios = self.timing.ratios if self.timing is not None else {}
         names = (EAGER, self.gain.rung if self.gain is not None else COMPILE)
         found = ((name, ratios[name]) for name in names if name in ratios)
-        likely = (name for name, r in found if math.sqrt(r.value * r.high) < 1 - MARGIN)
+        likely = (name for name, r in found if _very_likely_slower(r))
         return self.slower_than or next(likely, "")
 
     def exceeds(self, other: Judgement) -> bool:
@@ -106,13 +106,21 @@ class Judgement:
     def beats_best_rung(self) -> bool:
         """True if the attempt is accepted and certainly faster than the best rung.
 
-        Without a ladder it is compared with eager.
+        Without a ladder it is compared with eager. An attempt that very likely is slower than
+        another baseline does not count: that baseline may be the best rung, undecided on a busy
+        machine.
         """
         if self.timing is None or self.timing.suspect:
+            return False
+        if any(map(_very_likely_slower, self.timing.ratios.values())):
             return False
         return self.is_faster and (
             self.gain is None or self.gain.kernel.standing is Standing.FASTER
         )
+
+
+def _very_likely_slower(ratio: Ratio) -> bool:
+    return math.sqrt(ratio.value * ratio.high) < 1 - MARGIN
 
 
 class Result(StrEnum):

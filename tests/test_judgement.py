@@ -74,3 +74,16 @@ def test_undecided_quick_timing_does_not_replace_the_ladders() -> None:
     assert found.best is compiled
     assert free_of(attempt, found) == sure
     assert result_of(attempt, found) is Result.RUNG
+
+
+def test_an_attempt_that_likely_loses_to_an_undecided_rung_is_no_result() -> None:
+    """`best: attempt 1` stood above a kernel at 0.44x of torch.compile on a busy machine."""
+    accepted: Any = type("Accepted", (), {"accepted": True})()
+    right: Any = type("Right", (), {"reward": 2})()
+    over_eager = Ratio(1.31, 1.12, 1.54)
+    for over_compile, wins in ((Ratio(0.44, 0.17, 1.11), False), (Ratio(1.3, 0.3, 6.8), True)):
+        ratios = {EAGER: over_eager, COMPILE: over_compile}
+        timing = Timing((), ratios, Effort.RECORD, "cpu", 1.0)
+        gain = Gain(EAGER, Ratio(1.0, 1.0, 1.0), over_eager, over_eager, over_compile)
+        attempt = Judgement("digest", ANY, accepted, timing, right, gain)
+        assert attempt.beats_best_rung is wins

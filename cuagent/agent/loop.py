@@ -109,7 +109,7 @@ def step(run: Run, model: Model, tools: Sequence[Tool], hooks: Sequence[Hook], e
                 emit(Notice(note))
     emit(StepStarted(run.steps + 1))
     reply = query(run, model, emit)
-    run.steps += 1  # as in the log, a call without a reply is no step
+    run.steps += 1  # a call without a reply does not count, as in the log
     for call in reply.message.tool_calls:
         if run.stop is not None:
             break

@@ -21,7 +21,7 @@ LIMITS = ("low_s", "high_s")
 """Fields of a time that rungs of a quick ladder lack."""
 CERTIFICATE = {"kind", "detail", "degenerate"}
 SMALLEST, LARGEST = 1e-12, 1e12
-"""Range of ratios and times; others are no measurements."""
+"""Range of plausible ratios and times."""
 
 
 def is_record(record: Mapping[str, Any]) -> bool:

@@ -9,13 +9,14 @@ exported package does the same.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cuagent.arms import CANDIDATE, EAGER
 from cuagent.events import Emit, Phase, ignore
-from cuagent.record import plain
+from cuagent.record import plain, read_file
 from cuagent.task import Task, load_task
 from cuagent.task.load import FOLDER_FILE, MANIFEST
 from cuagent.timing import Effort, Standing
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
     from cuagent.verify.domain import Domain
     from cuagent.verify.referee import Isolation
 
+LARGEST_MANIFEST = 64 << 20
+"""Largest number of bytes of a manifest."""
+MOST_CALLS = 10**15
+SHAPE_FILE = re.compile(r"[A-Za-z0-9_]+\.py")
+"""Name of the file of a shape's task, in the folder of the captured task."""
 MOST_JUDGED = 8
 """Largest number of shapes that are judged, the most frequent first; all others have a speedup of
 1."""
@@ -97,15 +103,42 @@ class ShapesResult:
 
 
 def manifest_of(task: Task) -> dict[str, Any] | None:
-    """Return the manifest of a captured task; None if the task was not captured."""
-    file = task.path.with_name(MANIFEST)
-    if task.path.name != FOLDER_FILE or not file.is_file():
+    """Return the manifest of a captured task; None if the task was not captured.
+
+    A manifest is read without following a link. One of another form counts as none: the folder may
+    come from elsewhere, and its shapes must be files in it.
+    """
+    if task.path.name != FOLDER_FILE:
         return None
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = json.loads(read_file(task.path.parent, MANIFEST, LARGEST_MANIFEST))
+    except (OSError, ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and "shapes" in found else None
+    return found if isinstance(found, dict) and _is_manifest(found) else None
+
+
+def _is_manifest(found: dict[str, Any]) -> bool:
+    shapes, share = found.get("shapes"), found.get("share")
+    return (
+        isinstance(shapes, list)
+        and bool(shapes)
+        and all(isinstance(shape, dict) and _is_shape(shape) for shape in shapes)
+        and all(isinstance(found.get(name), str) for name in ("module", "class"))
+        and all(_is_count(found.get(name)) for name in ("calls", "calls_of_other_forms"))
+        and isinstance(share, int | float)
+        and 0 <= share <= 1
+    )
+
+
+def _is_shape(shape: dict[str, Any]) -> bool:
+    name = shape.get("task")
+    return _is_count(shape.get("calls")) and (
+        name is None or (isinstance(name, str) and SHAPE_FILE.fullmatch(name) is not None)
+    )
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value <= MOST_CALLS
 
 
 def judge_shapes(

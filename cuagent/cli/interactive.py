@@ -196,8 +196,8 @@ def _next_line(session: Session) -> str | None:
 def _work(session: Session) -> None:
     run, started = session.run, time.monotonic()
     stop = _stopped(session)
-    while stop in FINISHED and not is_finished(run):  # a message arrived meanwhile
-        stop = _stopped(session)
+    while stop in FINISHED and not is_finished(run) and not run.cancelled.is_set():
+        stop = _stopped(session)  # a message arrived meanwhile
     session.view(run.spent())
     session.view.pause(finished=is_finished(run), queued=not run.inbox.empty())
     if time.monotonic() - started >= LONG:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 RESULT = "script.json"
 """Name of the file in the run's folder with the results for the script."""
+LARGEST = 64 << 20
+"""Largest number of bytes of that file."""
 
 
 def report_on_script(run: Run, settings: Settings, *, time_script: bool) -> None:
@@ -67,9 +69,14 @@ def report_on_script(run: Run, settings: Settings, *, time_script: bool) -> None
 
 
 def script_results(folder: Path) -> dict[str, Any]:
-    """Return the content of `script.json` in a run's folder; {} if there is none."""
-    with suppress(OSError, ValueError):
-        found = loads((folder / RESULT).read_text(encoding="utf-8"))
+    """Return the content of `script.json` in a run's folder; {} if there is none.
+
+    No link is followed.
+    """
+    from cuagent.record import RecordError, read_file
+
+    with suppress(OSError, ValueError, RecursionError, RecordError):
+        found = loads(read_file(folder, RESULT, LARGEST))
         if isinstance(found, dict):
             return found
     return {}

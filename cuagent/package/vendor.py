@@ -9,6 +9,8 @@ from pathlib import Path
 
 import cuagent.kernels
 from cuagent.attempt import MODULE
+from cuagent.package.folder import ExportError
+from cuagent.task.source import parse_python
 
 LOADER = "_kernels"
 """Folder name of the copy, next to `model_new.py`."""
@@ -34,12 +36,17 @@ def vendored(source: str) -> tuple[str, bool]:
     """Return `model_new.py` with rewritten loader imports, and True if it had any.
 
     Only the import statements change, so that the exported code is the judged code. A statement
-    that shares its line with others is replaced in place.
+    that shares its line with others is replaced in place. Raises ExportError for a text that is no
+    Python, which no accepted attempt has.
     """
     source = source.removeprefix("\ufeff")  # a mark of the encoding, no part of the text
     # As Python counts lines; str.splitlines would also split at a form feed in a comment.
     lines = [line.encode() for line in LINE.findall(source)]
-    found = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Import | ast.ImportFrom)]
+    try:
+        tree = parse_python(source)
+    except SyntaxError as error:
+        raise ExportError(f"{MODULE} is no Python ({error.msg}, line {error.lineno})") from error
+    found = [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)]
     changed = False
     for node in sorted(found, key=lambda n: (n.lineno, n.col_offset), reverse=True):
         imports = _loader_imports(node)

@@ -131,7 +131,10 @@ def _begin(settings: Settings, out: Path, resume: bool) -> None:
     if path.exists():
         if not resume:
             raise SynthError(f"{out}: has a set already; add --resume, or name another --out")
-        before = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            before = dict(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            raise SynthError(f"{path}: cannot be read as settings ({error})") from error
         changed = [name for name in identity if before.get(name) != identity[name]]
         if changed:
             raise SynthError(f"{out}: was begun with another {', '.join(changed)}")

@@ -44,9 +44,9 @@ class Shards:
         for path in sorted(self.folder.glob("*.jsonl")):
             found = {}
             for line in path.read_bytes().split(b"\n"):
-                with suppress(ValueError):
+                with suppress(ValueError, RecursionError):
                     record = json.loads(line)
-                    if isinstance(record, dict) and "index" in record:
+                    if isinstance(record, dict) and type(record.get("index")) is int:
                         found[record["index"]] = record
             yield from (found[index] for index in sorted(found))
 

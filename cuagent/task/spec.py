@@ -20,7 +20,7 @@ from typing import Any
 from cuagent.task.task import TaskError
 
 TOO_DEEP = (SyntaxError, ValueError, RecursionError, MemoryError)
-"""Errors of Python's parser for a text that is no expression, or one nested too deeply."""
+"""Errors of Python's parser: for other texts than expressions, and for texts nested too deeply."""
 DTYPES = {
     "f64": "float64",
     "f32": "float32",

@@ -180,6 +180,7 @@ class Terminal:
                 self._transcript.stream(event)
             case StepStarted(step):
                 self._resume_clock()
+                self._open.clear()  # calls that were interrupted have no result
                 self._set(step=step, activity="thinking")
                 if not self._transcript.live and not self._footer:
                     figures = replace(self.status, activity="")
@@ -218,10 +219,10 @@ class Terminal:
                 self._show_end(event)
 
     def _is_abandoned(self) -> bool:
-        """Return True for an event of work that the user has interrupted: it goes on in a thread of
-        its own while the run waits for the user."""
-        waits = self._paused_at is not None
-        return waits and threading.current_thread() is not threading.main_thread()
+        """Return True for a phase of work that the user has interrupted: it goes on for a while in
+        a thread of its own, when the run waits for the user or for the model."""
+        idle = self._paused_at is not None or (self.status.step > 0 and not self._open)
+        return idle and threading.current_thread() is not threading.main_thread()
 
     def _is_known(self, summary: str) -> bool:
         """Return True if this summary was shown and no attempt was judged for the record since."""

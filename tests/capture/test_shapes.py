@@ -16,6 +16,7 @@ from cuagent.capture.run import Order
 from cuagent.capture.shapes import ShapeResult, ShapesResult, judge_shapes, lines, manifest_of
 from cuagent.capture.swap import ScriptTiming, SwapRefused, time_swapped
 from cuagent.cli.capture import captured
+from cuagent.cli.script import script_results
 from cuagent.judge import LocalJudge
 from cuagent.package import Captured
 from cuagent.task import load_task
@@ -66,6 +67,73 @@ def test_no_gain_of_the_script_follows_from_the_share_of_a_forward() -> None:
 def test_a_task_without_a_manifest_has_no_shapes(tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text("class Model: pass\ndef get_inputs(): return []\n")
     assert manifest_of(load_task(tmp_path / "task.py", device="cpu")) is None
+
+
+MANIFEST_TEXT: dict[str, Any] = {
+    "module": "net.mlp",
+    "class": "net.Mlp",
+    "calls": 4,
+    "calls_of_other_forms": 0,
+    "share": 0.5,
+    "shapes": [{"task": "task.py", "calls": 3}, {"task": None, "calls": 1}],
+}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"shapes": [{"task": "../elsewhere.py", "calls": 3}]},
+        {"shapes": [{"task": "/tmp/x.py", "calls": 3}]},
+        {"shapes": [{"task": "task.py", "calls": "many"}]},
+        {"shapes": []},
+        {"shapes": 3},
+        {"share": "all"},
+        {"class": None},
+        {"calls_of_other_forms": []},
+    ],
+)
+def test_a_manifest_of_another_form_counts_as_none(tmp_path: Path, changed: dict[str, Any]) -> None:
+    """A captured folder may come from elsewhere; its shapes are files in it."""
+    (tmp_path / "task.py").write_text("class Model: pass\ndef get_inputs(): return []\n")
+    task = load_task(tmp_path / "task.py", device="cpu")
+    file = tmp_path / "manifest.json"
+    file.write_text(json.dumps(MANIFEST_TEXT))
+    assert manifest_of(task) == MANIFEST_TEXT
+    file.write_text(json.dumps(MANIFEST_TEXT | changed))
+    assert manifest_of(task) is None
+
+
+def test_a_linked_or_endless_manifest_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text("class Model: pass\ndef get_inputs(): return []\n")
+    task = load_task(tmp_path / "task.py", device="cpu")
+    other, file = tmp_path / "other.json", tmp_path / "manifest.json"
+    other.write_text(json.dumps(MANIFEST_TEXT))
+    file.symlink_to(other)
+    assert manifest_of(task) is None
+    file.unlink()
+    os.mkfifo(file)
+    assert manifest_of(task) is None
+    file.unlink()
+    file.write_text("[" * 100_000)
+    assert manifest_of(task) is None
+
+
+@pytest.mark.parametrize("content", ["pipe", "link", "[" * 100_000])
+def test_results_on_a_script_are_read_from_a_file_of_the_run_only(
+    tmp_path: Path, content: str
+) -> None:
+    outside = tmp_path / "outside.json"
+    outside.write_text('{"captured": {"module": "secret"}}')
+    run = tmp_path / "run"
+    run.mkdir()
+    match content:
+        case "pipe":
+            os.mkfifo(run / "script.json")
+        case "link":
+            (run / "script.json").symlink_to(outside)
+        case text:
+            (run / "script.json").write_text(text)
+    assert script_results(run) == {}
 
 
 def test_overlapping_times_of_the_script_show_no_ratio() -> None:

@@ -213,6 +213,17 @@ def test_a_log_of_nonsense_is_named_in_one_line(
             assert "defect" not in done.stderr
 
 
+def test_an_attempt_of_a_log_that_is_no_python_is_named_in_one_line(
+    cuagent: Callable[..., Done], tmp_path: Path
+) -> None:
+    for text in ('x = "', "x = " + "-" * 100_000 + "1"):
+        foreign_run(tmp_path, {"model_new.py": text})
+        done = cuagent("export", "latest", "--out", str(tmp_path / "out"), "--trust")
+        assert done.returncode == 2, done.stderr
+        assert "is no Python" in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
 def test_numbers_beyond_a_float_in_a_log_are_named_in_one_line(
     cuagent: Callable[..., Done], tmp_path: Path
 ) -> None:

@@ -82,6 +82,27 @@ def test_a_person_steers_interrupts_looks_and_goes_on(folder: Path, python: list
     assert said[-1] == "use float4"
 
 
+def test_an_interrupt_after_the_end_waits_although_a_message_is_queued(
+    folder: Path, python: list[str]
+) -> None:
+    model = script(folder, SUBMIT, bash("echo started; sleep 60"), {"text": "As you say."})
+    with Typist(python, folder, "optimize", "task.py", "--model", model, "-i") as user:
+        user.see("stopped")
+        user.type("try again\r")
+        user.see(": started")
+        user.type("use float4\r")
+        user.see("queued: use float4")
+        user.type("\x1b")
+        user.see("your turn: Enter sends the queued message")
+        assert "As you say." not in user.shown
+        user.type("\r")
+        user.see("As you say.")
+        user.type("/quit\r")
+        assert user.leave() == 0
+    said = [m["content"] for m in messages(folder) if m["role"] == "user"]
+    assert said[-2:] == ["try again", "use float4"], "and no second request to go on"
+
+
 def test_two_interrupts_leave_and_say_how_to_go_on(folder: Path, python: list[str]) -> None:
     model = script(folder, bash("echo started; sleep 60"))
     with Typist(python, folder, "optimize", "task.py", "--model", model, "-i") as user:

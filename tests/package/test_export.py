@@ -267,7 +267,7 @@ def test_export_refuses_folder_that_is_not_empty(tmp_path: Path):
 
 def test_failed_export_leaves_no_files(tmp_path: Path):
     broken = Attempt((("kernels/a.cpp", "int x;\n"), ("model_new.py", "class ModelNew(:\n")))
-    with pytest.raises(SyntaxError):
+    with pytest.raises(ExportError, match=r"model_new\.py is no Python"):
         export(broken, TASK, MEASURED, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 

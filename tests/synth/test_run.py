@@ -31,7 +31,7 @@ from cuagent.synth.dataset import (
     task_files,
     write_set,
 )
-from cuagent.synth.run import Settings, SynthError
+from cuagent.synth.run import Settings, SynthError, synthesize
 from cuagent.synth.shards import Shards
 from cuagent.training.data.tasks import load_tasks, task_difficulties
 
@@ -237,6 +237,13 @@ def test_records_of_all_shards_are_read_in_order(tmp_path: Path) -> None:
         shards.append({"index": index})
     assert [record["index"] for record in shards.read()] == [1, 2, 700, 1500, 2500]
     assert len(list(shards.folder.iterdir())) == 3
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "7", "null", "\ud800"])
+def test_malformed_settings_of_a_set_are_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "settings.json").write_bytes(text.encode("utf-8", "surrogatepass"))
+    with pytest.raises(SynthError, match="cannot be read as settings"):
+        synthesize(Settings(1), tmp_path, True, 1, lambda *_: None)
 
 
 @pytest.mark.parametrize("code", [[1], [None], [b"x"], [["a"]], [{"a": 1}]])

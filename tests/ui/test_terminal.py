@@ -193,6 +193,12 @@ def test_interrupted_work_does_not_replace_the_users_turn() -> None:
         assert "your turn" in show.footer_lines(80)[-1]
         show(Phase("summarizing the conversation"))
         assert "summarizing" in show.footer_lines(80)[-1]
+        show(ToolStarted("1", "verify", ""))
+        show(StepStarted(2))
+        judge = threading.Thread(target=lambda: show(Phase("timing 4 models", passing=True)))
+        judge.start()
+        judge.join()
+        assert "thinking" in show.footer_lines(80)[-1], "not yet a phase of this step"
 
 
 def test_long_words_of_the_user_are_not_repeated_whole() -> None:

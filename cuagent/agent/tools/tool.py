@@ -29,7 +29,7 @@ TYPES: Mapping[str, tuple[type, ...]] = {
     "array": (list,),
     "object": (dict,),
 }
-LONGEST_SUMMARY = 100
+LONGEST_SUMMARY = 1000
 """Largest number of characters of the line that summarizes a tool call for the user."""
 
 

@@ -29,7 +29,7 @@ def write(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
     data: dict[str, Any] = {"path": name, "lines": lines}
     if before is not None:
         data["diff"] = _diff(before, text)
-    return ToolResult(f"{verb} {name} ({lines} line{'' if lines == 1 else 's'})", data)
+    return ToolResult(f"{verb} {name} ({lines} lines)", data)
 
 
 def _diff(before: str, after: str) -> str:
