@@ -32,7 +32,9 @@ Out = Annotated[
     Path,
     typer.Option("--out", help="Folder for checkpoints and metrics.", callback=folder_option),
 ]
-Policy = Annotated[Path, typer.Option("--policy", help="Hugging Face folder of the policy.")]
+Policy = Annotated[
+    Path, typer.Option("--policy", help="Hugging Face folder of the policy, or OWNER/NAME.")
+]
 Tasks = Annotated[
     Path, typer.Option("--tasks", help="A task file, a folder of them, or FILE.parquet[:SPLIT].")
 ]

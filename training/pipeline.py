@@ -63,7 +63,10 @@ def run_pipeline(config: PipelineConfig, device: str, say: Say) -> dict[str, Met
     out, tasks, start = Path(config.out), Path(config.tasks), Path(config.policy)
     judged = bool(config.evaluation_episodes)
     if judged and not split_tasks(load_tasks(tasks, device), config.heldout)[1]:
-        say(f"no task of {tasks} is held out (heldout={config.heldout}): nothing is evaluated")
+        say(
+            f"no task of {tasks} is held out (heldout={config.heldout}): nothing is evaluated; "
+            "for evaluations add tasks or raise heldout"
+        )
         judged = False
     found: dict[str, Metrics] = {}
 

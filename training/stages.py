@@ -155,7 +155,10 @@ def run_rft(
     if parallel.rank() == 0 and not reached:  # a resumed run has this file already
         write_atomic(out / "funnel.json", json.dumps(asdict(funnel)))
     if not kept:
-        raise RecordError("no episode passes the filters; see the counts above and relax filters.*")
+        raise RecordError(
+            "no episode passes the filters; see the counts above. Relax filters.*; for episodes "
+            "over the positions use a policy that has more"
+        )
     actor = prepare_model(actor, config, device)
     judged = filter_episodes(heldout, config.filters, positions)[0]
     rft(actor, kept, judged, config.rft, out, say)

@@ -89,9 +89,10 @@ def write_page(records: Sequence[Record], path: Path) -> None:
 def page(records: Sequence[Record]) -> str:
     """Return the results page of the records as HTML."""
     found = ", ".join(f"{number} {name}" for name, number in statuses(records).items())
+    count = f"{len(records)} problem{'s' * (len(records) != 1)}"
     parts = [
         "<h1>cuagent bench</h1>",
-        f"<p>{len(records)} problems: {_text(found)}</p>{_about(records)}",
+        f"<p>{count}: {_text(found)}</p>{_about(records)}",
         "<h2>Results by rule</h2>",
         _table1(records),
         '<p class="dim">lax: 5 inputs, atol = rtol = 1e-2, ratio of medians. strict: the rule of '

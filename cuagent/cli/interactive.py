@@ -25,7 +25,7 @@ from cuagent.agent.hooks import steering
 from cuagent.agent.loop import announce
 from cuagent.cli.approval import Ask, approved
 from cuagent.cli.chat import Session
-from cuagent.cli.progress import finished_text, is_finished, progress_lines
+from cuagent.cli.progress import finished_text, is_finished, progress_lines, recall
 from cuagent.cli.session import Plan, first_hooks, opened
 from cuagent.cli.slash import COMMANDS, help_rows, is_known, run_command, unknown, while_working
 from cuagent.cli.user_command import SIGN
@@ -74,8 +74,7 @@ def run_session(plan: Plan) -> tuple[Run, Stop]:
         prompt.names = lambda: tuple(run.files)
         for line in said:
             run.inbox.put(line)
-        latest = [run.settled.get(tried.n, tried) for tried in run.tried]
-        view.recall(((tried.n, tried.judgement) for tried in latest), run.ladder)
+        recall(run, view)
         session = Session(run, plan.model, TOOLS, plan.settings, view, prompt)
         session.first = first_hooks(plan)
         session.tools = approved(TOOLS, plan.settings.approval, asker(session))

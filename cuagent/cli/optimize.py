@@ -195,13 +195,14 @@ def _run_unattended(plan: Plan) -> tuple[Run, Stop]:
     """Run the plan to its end without user input; return the run and why it stopped."""
     from cuagent.agent import HOOKS, TOOLS, run_agent
     from cuagent.cli.approval import approved
-    from cuagent.cli.progress import progress_lines
+    from cuagent.cli.progress import progress_lines, recall
     from cuagent.events import Notice
 
     with ExitStack() as stack:
         emit = _view(plan, stack)
         run = stack.enter_context(opened(plan, emit))
         if plan.resumed is not None:
+            recall(run, emit)
             for line in progress_lines(run):
                 emit(Notice(line))
         tools = approved(TOOLS, plan.settings.approval)

@@ -12,6 +12,7 @@ from cuagent.ui.text import clip, clock, one_line
 
 if TYPE_CHECKING:
     from cuagent.agent import Run
+    from cuagent.events import Emit
 
 LONGEST = 240
 """Largest number of characters of a quoted message."""
@@ -40,6 +41,18 @@ def progress_lines(run: Run) -> Iterator[str]:
     for item in run.todo:
         if item["state"] == "doing":
             yield f"in progress: {_short(item['text'])}"
+
+
+def recall(run: Run, view: Emit) -> None:
+    """Add ladder and attempts of a resumed run to the table of a `Terminal`, without output.
+
+    The table and the summary at the end then count them. Other views have no table.
+    """
+    from cuagent.ui.terminal import Terminal
+
+    if isinstance(view, Terminal):
+        latest = [run.settled.get(tried.n, tried) for tried in run.tried]
+        view.recall(((tried.n, tried.judgement) for tried in latest), run.ladder)
 
 
 def finished_text(stop: Stop | None, handle: str) -> str:

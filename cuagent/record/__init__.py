@@ -6,16 +6,18 @@ Records of `log.jsonl`, one JSON object a line, each with `type`, `id` and `time
 - message: parent, call, role, content, sampled; where not empty: tool_calls (arguments as the
   model wrote them), tool_call_id, reasoning, is_error, provider_state, data
 - call: parent, model, sampling, finish, usage (four disjoint counts), cost, ms, tokens (prompt,
-  completion, logprobs) where the server gave them
+  completion, logprobs) where the server gave them; purpose for a call that is no step
 - attempt: n, digest, commit, files (path to text)
-- ladder: rungs, best, later, precision, device, versions, effort, shown (the last record counts)
-- judgement: attempt, effort, verdict, timing, score, build, worth
+- ladder: task, rungs, best, later, precision, device, versions, effort, seconds, when, busy, floor,
+  notes, settings, own_settings, contract, shown (the last record counts)
+- judgement: attempt, effort, build, verdict, timing, score, gain, domain, gains, adds, contract
 - checkpoint: message, files (path in the work folder to the digest of its blob)
 - device: what, seconds (of judging, timing or profiling)
 - branch: message (id of the message that the next one follows), why (undo, compaction)
 - resume: model, budget (the run continues after its end or after a kill)
-- notice: level, text
-- end: stop, summary, attempt, rewards (score null: not scored), usage, cost, seconds
+- notice: level, text; for a traceback also tool
+- end: stop, summary, error, attempt, rewards (score null: not scored), steps, usage, cost, seconds,
+  device_seconds (of judging, timing and profiling), stages (seconds by stage, `durations.py`)
 
 A message follows its `parent`; a branch (undo, retry, compaction) is another message with the same
 parent. `{"$blob": sha256, "form": "text"|"json"}` replaces a long value. The run folder also has

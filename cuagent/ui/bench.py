@@ -30,6 +30,7 @@ from cuagent.bench.columns import (
     statuses,
 )
 from cuagent.bench.scheduler import Finished, Progressed, Started
+from cuagent.timing import Ratio, Standing
 from cuagent.ui.console import make_console
 
 if TYPE_CHECKING:
@@ -120,11 +121,17 @@ def problem_line(record: Record) -> str:
     if record["status"] != "kernel":
         return f"{name}: {record['status']} ({record['reason']}), {_span(seconds)}"
     parts = [
-        f"{ratios[key]['value']:.2f}x over {label}"
+        f"{ratios[key]['value']:.2f}x over {label}{_doubt(ratios[key])}"
         for key, label in BASELINE_NAMES.items()
         if ratios.get(key) and not (key == "best_rung" and record["best_rung"] in ratios)
     ]
     return f"{name}: {', '.join(parts) or 'accepted, not timed'}, {_span(seconds)}"
+
+
+def _doubt(ratio: dict[str, float]) -> str:
+    """Return " (inconclusive)" if the interval of the ratio decides nothing, else ""."""
+    found = Ratio(ratio["value"], ratio["low"], ratio["high"])
+    return " (inconclusive)" if found.standing is Standing.INCONCLUSIVE else ""
 
 
 def print_results(records: Sequence[Record], stream: TextIO) -> None:
@@ -147,7 +154,7 @@ def result_tables(records: Sequence[Record], width: int) -> Iterator[Any]:
         yield _family_table(families, width)
         yield Text()
     found = ", ".join(f"{n} {name}" for name, n in statuses(records).items())
-    yield Text(f"{len(records)} problems: {found}")
+    yield Text(f"{len(records)} problem{'s' * (len(records) != 1)}: {found}")
     if held := device_seconds(records):
         yield Text(f"device held alone: median {statistics.median(held):.1f} s a problem")
     if stages := stage_seconds(records):
@@ -238,7 +245,8 @@ def print_comparison(found: Comparison, stream: TextIO) -> None:
             console.print(Text(f"  {change.problem}  {change.text}"))
     console.print(Text(f"no sure difference: {found.unchanged}"))
     if found.speedup is not None:
-        both = f"{_mean(found.speedup)} over {found.speedup.count} problems accepted in both"
+        count = found.speedup.count
+        both = f"{_mean(found.speedup)} over {count} problem{'s' * (count != 1)} accepted in both"
         console.print(Text(f"speedup over eager, after over before: {both}"))
     if found.missing:
         console.print(Text(f"in one of the two only: {', '.join(found.missing)}"))

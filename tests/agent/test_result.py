@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
+import cuagent.record
 from cuagent.agent import Run, Stop, resume_run
 from cuagent.agent.conclude import conclude, summarize
 from cuagent.attempt import Attempt
@@ -55,6 +57,30 @@ def test_worse_later_submission_is_not_the_result(run: Run) -> None:
     best = best_of(records)
     assert best is not None
     assert best.attempt == FAST.digest, "apply and export use the best attempt"
+
+
+def documented_fields() -> dict[str, set[str]]:
+    """Return the names that the docstring of `cuagent.record` gives for each type of record."""
+    listed = (cuagent.record.__doc__ or "").partition("\n- ")[2].partition("\n\n")[0]
+    entries = [entry.partition(":") for entry in listed.split("\n- ")]
+    return {kind: set(re.findall(r"\w+", text)) for kind, _, text in entries}
+
+
+def test_docstring_lists_each_field_of_the_log(run: Run) -> None:
+    first = run.register(FAST, judged(FAST, 4.0, Effort.QUICK))
+    run.settle(first, judged(FAST, 4.2, Effort.RECORD))
+    eager = Rung("eager", 1e-3, EVEN, 0.0, True, 1.0, None, True)
+    run.record_ladder(Ladder(run.task.digest, "match", "a CPU", {}, (eager,), 1.0))
+    run.measured("ladder", lambda judge: None)
+    run.stop = Stop.SUBMITTED
+    conclude(run, ignore)
+    records = read_records(run.folder)
+    kinds = {"session", "message", "attempt", "judgement", "ladder", "device", "end"}
+    assert kinds <= {record["type"] for record in records}
+    documented, common = documented_fields(), {"type", "id", "time", "mac"}
+    for record in records:
+        missing = record.keys() - documented[record["type"]] - common
+        assert not missing, f"{record['type']}: {missing}"
 
 
 def test_resumed_run_keeps_the_result(run: Run) -> None:

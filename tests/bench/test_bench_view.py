@@ -10,7 +10,13 @@ from rich.console import Console
 
 from cuagent.bench.compare import compare
 from cuagent.bench.scheduler import Finished, Progressed, Started
-from cuagent.ui.bench import BenchView, print_comparison, print_results, result_tables
+from cuagent.ui.bench import (
+    BenchView,
+    print_comparison,
+    print_results,
+    problem_line,
+    result_tables,
+)
 
 RECORDS = [
     solved("L1/2", 1.2),
@@ -31,6 +37,18 @@ def test_a_pipe_gets_one_line_for_each_finished_problem() -> None:
         "2/4 L2/1: 6.00x over eager, 3.00x over torch.compile, 12 s",
         "3/4 L2/3: no kernel (no gain: all its work is in library calls), 12 s",
     ]
+
+
+def test_a_line_marks_speedups_that_decide_nothing() -> None:
+    assert problem_line(solved("L1/1", 1.0)) == (
+        "L1/1: 2.00x over eager, 1.00x over torch.compile (inconclusive), 12 s"
+    )
+
+
+def test_one_problem_is_singular() -> None:
+    stream = io.StringIO()
+    print_results(RECORDS[:1], stream)
+    assert "\n1 problem: 1 kernel" in stream.getvalue()
 
 
 def test_control_sequences_of_foreign_names_do_not_reach_the_terminal(

@@ -26,6 +26,12 @@ from cuagent.events import Phase, RunEnded
 
 pytestmark = pytest.mark.slow
 
+WRONG = """
+import torch
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return x.clone()
+"""
 SUBMIT = {"text": "That is all.", "calls": [{"name": "submit", "arguments": {}}]}
 
 
@@ -245,6 +251,19 @@ def test_finished_run_continues_only_with_a_message(
         user.see("stopped")
         user.type("\x04")
         assert user.leave() == 0
+
+
+def test_summary_of_a_resumed_run_counts_earlier_attempts(cuagent: Cuagent, folder: Path) -> None:
+    written = {"name": "write", "arguments": {"path": "model_new.py", "text": WRONG}}
+    calls = [written, {"name": "verify", "arguments": {}}]
+    first = cuagent("optimize", "task.py", "--model", script(folder, {"text": "", "calls": calls}))
+    assert first.returncode == 1
+    assert "none of 1 was accepted" in first.stdout
+    rest = script(folder, SUBMIT, name="rest.jsonl")
+    again = cuagent("optimize", "--continue", "--model", rest)
+    assert again.returncode == 0, again.stderr
+    assert "none of 1 was accepted" in again.stdout
+    assert "none was tried" not in again.stdout
 
 
 def test_a_run_that_failed_is_taken_up_again(cuagent: Cuagent, folder: Path) -> None:

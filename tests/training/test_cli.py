@@ -136,6 +136,15 @@ def played(policy: Path, chat: Chat) -> list[Episode]:
     return [replace(e, tokenizer=chat.fingerprint) for e in play(load_actor(policy), 4, 0)]
 
 
+def test_rft_without_an_episode_names_both_remedies(
+    policy: Path, played: list[Episode], tmp_path: Path
+) -> None:
+    write_episodes(tmp_path / "e.jsonl", played)
+    files = ("--policy", policy, "--from", tmp_path / "e.jsonl", "--out", tmp_path / "out")
+    with pytest.raises(RecordError, match=r"Relax filters\.\*; .* use a policy that has more"):
+        call("rft", *files, "--set", "heldout=0", "--set", "filters.above=9")
+
+
 def test_stage_resumes_finishes_or_is_refused(
     policy: Path, played: list[Episode], tmp_path: Path
 ) -> None:

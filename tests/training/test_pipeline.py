@@ -15,7 +15,7 @@ from cuagent.agent.tools import TOOLS
 from cuagent.training.cli import app
 from cuagent.training.config import ConfigError, configure, to_toml
 from cuagent.training.data.segments import Call, Episode, Kind, Segment
-from cuagent.training.pipeline import PipelineConfig
+from cuagent.training.pipeline import PipelineConfig, run_pipeline
 from cuagent.training.policy.chat import train_tokenizer
 from cuagent.training.policy.model import new_actor, save_model, small_config
 from cuagent.training.report import tasks_table
@@ -126,6 +126,18 @@ def test_example_settings_are_valid(name: str) -> None:
     assert config.policy.startswith("Qwen/")
     assert config.filters.fastest
     assert config.lora.shared == (name == "qwen-7b-lora")
+
+
+def test_pipeline_without_heldout_tasks_says_what_to_change(file: Path) -> None:
+    class Told(Exception):
+        """Ends the pipeline after its first message."""
+
+    def say(text: str) -> None:
+        raise Told(text)
+
+    config = configure(PipelineConfig(policy="?"), file, ["heldout=0"])
+    with pytest.raises(Told, match="for evaluations add tasks or raise heldout"):
+        run_pipeline(config, "cpu", say)
 
 
 def test_pipeline_needs_a_policy_and_episodes(tmp_path: Path) -> None:
