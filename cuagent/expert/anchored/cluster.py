@@ -18,9 +18,9 @@ MAX_REPEATED_COST = 8
 anchors that read an element several times: a pool does so in each window that contains it."""
 
 COST_OF_CHOICE = 2
-"""Cost of a choice by the place of an element, for depthwise convolutions, which copy their argument
-element by element. Reflected borders in two dimensions have eight choices, which a kernel of their
-own makes constant along its loops."""
+"""Cost of a choice by the place of an element, for depthwise convolutions, which copy their
+argument element by element. Reflected borders in two dimensions have eight choices, which a kernel
+of their own makes constant along its loops."""
 
 
 def clusters(

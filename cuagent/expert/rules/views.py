@@ -1,4 +1,4 @@
-"""Lower slices, permutations, expansions, concatenations, rolls and padding.
+"""Lower slices, permutations, expansions and concatenations.
 
 A slice or a permutation becomes strides and an offset in the memory of its argument. A
 concatenation becomes a choice by index among its parts, each read through a window; the elementwise
@@ -82,7 +82,23 @@ def narrowed(low: Lowering, x: str, dim: int, start: int, end: int) -> str:
     return _sliced(low, x, dim, start, end)
 
 
+def _widened(low: Lowering, x: str) -> str | None:
+    """Return the half-precision tensor of which `x` is a copy in float32; None if it is not one.
+
+    A view of the copy then reads the tensor itself, and the copy need not be stored.
+    """
+    node = low.by_name[x]
+    if node.kind is not Kind.POINTWISE or node.op != "cast" or node.dtype != "float32":
+        return None
+    (source,) = node.inputs
+    stored = low.by_name[source].kind is not Kind.POINTWISE
+    half = low.by_name[source].dtype in ("bfloat16", "float16")
+    return source if stored and half and low.shape(source) == node.shape else None
+
+
 def _sliced(low: Lowering, x: str, dim: int, start: int, end: int | None, step: int = 1) -> str:
+    if source := _widened(low, x):
+        return low.pointwise("cast", _sliced(low, source, dim, start, end, step), hint="")
     shape, strides = layout(low, x)
     dim %= len(shape)
     if step == 1 and _is_joined(low, x):
@@ -136,6 +152,8 @@ def select(low: Lowering, fx: Any) -> str | None:
 
 
 def _selected(low: Lowering, x: str, dim: int, index: int) -> str:
+    if source := _widened(low, x):
+        return low.pointwise("cast", _selected(low, source, dim, index), hint="")
     shape, strides = layout(low, x)
     dim %= len(shape)
     index %= shape[dim]
@@ -170,8 +188,7 @@ def permute(low: Lowering, fx: Any) -> str | None:
     x = _viewed(low, fx)
     if x is None:
         return None
-    shape, strides = layout(low, x)
-    rank, order = len(shape), list(range(len(shape)))
+    rank, order = len(low.shape(x)), list(range(len(low.shape(x))))
     match str(fx.target).split(".")[1]:
         case "permute":
             order = [d % rank for d in fx.args[1]]
@@ -182,8 +199,15 @@ def permute(low: Lowering, fx: Any) -> str | None:
             order.reverse()
     if order == list(range(rank)):
         return x
+    if source := _widened(low, x):
+        return low.pointwise("cast", _permuted(low, source, order), hint="")
+    return _permuted(low, x, order)
+
+
+def _permuted(low: Lowering, x: str, order: Sequence[int]) -> str:
+    shape, strides = layout(low, x)
     new_shape, new_strides = (tuple(v[d] for d in order) for v in (shape, strides))
-    return strided(low, x, f"{{0}}.permute({order})", new_shape, new_strides, 0)
+    return strided(low, x, f"{{0}}.permute({list(order)})", new_shape, new_strides, 0)
 
 
 @rule("expand")
@@ -378,38 +402,3 @@ def _window(low: Lowering, name: str, dim: int, start: int, extent: int) -> str:
             window=(start, start + node.shape[dim]),
         )
     )
-
-
-@rule("roll")
-def roll(low: Lowering, fx: Any) -> str | None:
-    x, shifts, dims = operand(low, fx.args[0]), fx.args[1], argument(fx, 2, "dims", [])
-    if not isinstance(x, str) or not floating(fx) or not dims:
-        return None
-    shape = low.shape(x)
-    moves = [(d % len(shape), s % shape[d]) for s, d in zip(shifts, dims, strict=True)]
-    return _rolled(low, x, [(d, s) for d, s in moves if s], shape)
-
-
-def _rolled(
-    low: Lowering,
-    x: str,
-    moves: Sequence[tuple[int, int]],
-    shape: Shape,
-    pieces: tuple[tuple[int, int, int, int], ...] = (),
-) -> str:
-    """Add nested choices among the two pieces into which each rolled dimension is cut.
-
-    `moves` has (dimension, shift) of the dimensions that are left. `pieces` has the dimension,
-    start, end and new start of each piece that was chosen so far.
-    """
-    if not moves:
-        for dim, start, end, _ in pieces:
-            x = _sliced(low, x, dim, start, end)
-        for dim, _, _, place in pieces:
-            x = windowed(low, x, dim, place, shape[dim])
-        return x
-    (dim, shift), *rest = moves
-    cut = shape[dim] - shift
-    first = _rolled(low, x, rest, shape, (*pieces, (dim, cut, shape[dim], 0)))
-    second = _rolled(low, x, rest, shape, (*pieces, (dim, 0, cut, shift)))
-    return low.pointwise("where", within(low, dim, 0, shift, shape), first, second, hint="rolled")
