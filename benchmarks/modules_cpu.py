@@ -5,11 +5,14 @@
 The modules are the files of `cpu_modules/`: blocks of language models, image networks, recommenders
 and speech models, losses and loops over time, some in bf16. No file was changed after it was first
 measured. The twelve of `cpu_modules_2/` were first measured after the expert had been developed on
-the others. All arms run in one process on one thread and are measured in processor time of that
-thread, in blocks that alternate, so that other load on the machine affects all alike
-(`small_cpu.alternate`). A ratio is an arm's time over the candidate's, with Student's 95 % interval
-over five stretches. If there is no candidate, the expert's result is the best rung (the faster of
-eager and torch.compile), with a ratio of 1 over the best rung.
+the others, and so were the 24 of `cpu_modules_3/` and then the six of `cpu_modules_4/`. Half of
+these are blocks of the packages transformers and timm, which must be installed.
+
+All arms run in one process on one thread and are measured in processor time of that thread, in
+blocks that alternate, so that other load on the machine affects all alike (`small_cpu.alternate`).
+A ratio is an arm's time over the candidate's, with Student's 95 % interval over five stretches.
+Without a candidate, the expert's result is the best rung, the faster of eager and torch.compile,
+and its ratio is 1 over that.
 
 The parameters of batch norms are drawn at random. Errors are relative, against the module in fp64.
 The last column is the candidate's error over eager's.

@@ -53,6 +53,11 @@ LAYERS = {
     ),
     "one row": ("nn.Conv2d(3, 3, (1, 5), padding=(0, 2), groups=3)", "2, 3, 1, 16", "self.c(x)"),
     "one column": ("nn.Conv2d(3, 3, (3, 1), groups=3)", PLANE, "self.c(x)"),
+    "reflected borders": (
+        "nn.Conv2d(3, 3, (1, 9), groups=3)",
+        "2, 3, 20, 24",
+        "self.c(F.pad(x, (4, 4, 4, 4), mode='reflect'))",
+    ),
     "line": ("nn.Conv1d(4, 4, 3, padding=1, groups=4)", LINE, "self.c(x)"),
     "causal line": (
         "nn.Conv1d(4, 4, 4, padding=3, groups=4)",
@@ -180,8 +185,5 @@ def test_cuda_candidate_agrees_with_reference(make, name, dtype, options):
 
 
 def test_reflected_borders_have_a_kernel_of_their_own(make):
-    layer = "nn.Conv2d(3, 3, (1, 9), groups=3)"
-    padded = "self.c(F.pad(x, (4, 4, 4, 4), mode='reflect'))"
-    made = make(text_of(layer, "2, 3, 20, 24", padded), "Model")
-    assert_agrees(made)
+    made = make(text_of("reflected borders"), "Model")
     assert len(made.candidate.kernels) == 2

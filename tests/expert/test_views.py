@@ -55,6 +55,11 @@ BODIES = {
         "return F.pad(torch.cat((x, y), 1), (1, 1, 2, 2), mode='reflect').tanh() + 1"
     ),
     "a row sum over a reflection": "return F.pad(x, (7, 7), mode='reflect').exp().sum(-1) + 1",
+    "interleaved rotation": (
+        "a, b = x[..., 0::2], x[..., 1::2]\n"
+        "        c, s = y[:, :1, 0::2], y[:, :1, 1::2]\n"
+        "        return torch.stack((a * c - b * s, a * s + b * c), -1).flatten(-2) * 2"
+    ),
     "padding in a concatenation": (
         "return torch.cat([F.pad(x, (0, 2)), F.pad(y, (2, 0))], 1) * 2 + 1"
     ),

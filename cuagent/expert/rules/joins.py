@@ -1,4 +1,4 @@
-"""Lower concatenations, stacks and rolls.
+"""Lower concatenations and stacks.
 
 A concatenation becomes a choice by index among its parts, each read through a window; the
 elementwise producers of a part move into the choice.
@@ -21,7 +21,7 @@ from cuagent.expert.graph.lowering import (
     rule,
     shape_of,
 )
-from cuagent.expert.rules.views import narrowed, viewed
+from cuagent.expert.rules.views import viewed
 from cuagent.expert.streaming.stages import COST, EXPENSIVE
 
 MAX_PARTS = 8
@@ -182,38 +182,3 @@ def _window(low: Lowering, name: str, dim: int, start: int, extent: int) -> str:
             window=(start, start + node.shape[dim]),
         )
     )
-
-
-@rule("roll")
-def roll(low: Lowering, fx: Any) -> str | None:
-    x, shifts, dims = operand(low, fx.args[0]), fx.args[1], argument(fx, 2, "dims", [])
-    if not isinstance(x, str) or not floating(fx) or not dims:
-        return None
-    shape = low.shape(x)
-    moves = [(d % len(shape), s % shape[d]) for s, d in zip(shifts, dims, strict=True)]
-    return _rolled(low, x, [(d, s) for d, s in moves if s], shape)
-
-
-def _rolled(
-    low: Lowering,
-    x: str,
-    moves: Sequence[tuple[int, int]],
-    shape: Shape,
-    pieces: tuple[tuple[int, int, int, int], ...] = (),
-) -> str:
-    """Add nested choices among the two pieces into which each rolled dimension is cut.
-
-    `moves` has (dimension, shift) of the dimensions that are left. `pieces` has the dimension,
-    start, end and new start of each piece that was chosen so far.
-    """
-    if not moves:
-        for dim, start, end, _ in pieces:
-            x = narrowed(low, x, dim, start, end)
-        for dim, _, _, place in pieces:
-            x = windowed(low, x, dim, place, shape[dim])
-        return x
-    (dim, shift), *rest = moves
-    cut = shape[dim] - shift
-    first = _rolled(low, x, rest, shape, (*pieces, (dim, cut, shape[dim], 0)))
-    second = _rolled(low, x, rest, shape, (*pieces, (dim, 0, cut, shift)))
-    return low.pointwise("where", within(low, dim, 0, shift, shape), first, second, hint="rolled")

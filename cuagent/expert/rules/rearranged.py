@@ -1,4 +1,4 @@
-"""Lower operators that repeat, reverse, overlap or cut out elements of a tensor.
+"""Lower operators that repeat, reverse, roll, overlap, pad or cut out elements of a tensor.
 
 All are reads with other strides, also negative ones. Padding by reflection, repetition or wrapping
 is a choice by index among such reads.
@@ -6,10 +6,11 @@ is a choice by index among such reads.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from cuagent.expert.graph.graph import Kind, Operand
+from cuagent.expert.graph.graph import Kind, Operand, Shape
 from cuagent.expert.graph.lowering import (
     Lowering,
     argument,
@@ -210,3 +211,38 @@ def _spread(low: Lowering, name: str, dim: int, count: int) -> str:
     wide = (*shape[:dim], count, *shape[dim + 1 :])
     steps = (*strides[:dim], 0, *strides[dim + 1 :])
     return strided(low, name, f"{{0}}.expand({list(wide)})", wide, steps, 0)
+
+
+@rule("roll")
+def roll(low: Lowering, fx: Any) -> str | None:
+    x, shifts, dims = operand(low, fx.args[0]), fx.args[1], argument(fx, 2, "dims", [])
+    if not isinstance(x, str) or not floating(fx) or not dims:
+        return None
+    shape = low.shape(x)
+    moves = [(d % len(shape), s % shape[d]) for s, d in zip(shifts, dims, strict=True)]
+    return _rolled(low, x, [(d, s) for d, s in moves if s], shape)
+
+
+def _rolled(
+    low: Lowering,
+    x: str,
+    moves: Sequence[tuple[int, int]],
+    shape: Shape,
+    pieces: tuple[tuple[int, int, int, int], ...] = (),
+) -> str:
+    """Add nested choices among the two pieces into which each rolled dimension is cut.
+
+    `moves` has (dimension, shift) of the dimensions that are left. `pieces` has the dimension,
+    start, end and new start of each piece that was chosen so far.
+    """
+    if not moves:
+        for dim, start, end, _ in pieces:
+            x = narrowed(low, x, dim, start, end)
+        for dim, _, _, place in pieces:
+            x = windowed(low, x, dim, place, shape[dim])
+        return x
+    (dim, shift), *rest = moves
+    cut = shape[dim] - shift
+    first = _rolled(low, x, rest, shape, (*pieces, (dim, cut, shape[dim], 0)))
+    second = _rolled(low, x, rest, shape, (*pieces, (dim, 0, cut, shift)))
+    return low.pointwise("where", within(low, dim, 0, shift, shape), first, second, hint="rolled")

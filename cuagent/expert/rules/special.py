@@ -77,7 +77,7 @@ def of_two(low: Lowering, fx: Any) -> str | None:
     far, near = p("maximum", x, y, hint="far"), p("minimum", x, y, hint="near")
     ratio = p("div", near, far, hint="ratio")
     length = p("mul", far, p("sqrt", p("add", p("mul", ratio, ratio), 1.0)), hint="length")
-    # 0 / 0 and the quotient of infinities are NaN; C's hypot ignores NaN beside infinity.
+    # 0 / 0 and the quotient of infinities are NaN; C's hypot ignores NaN next to infinity.
     length = p("where", p("eq", far, 0.0, dtype="bool"), 0.0, length, hint="finite")
     either = [p("eq", v, math.inf, hint="infinite", dtype="bool") for v in (x, y)]
     return p("where", p("logical_or", *either, dtype="bool"), math.inf, length, hint="")
@@ -85,7 +85,7 @@ def of_two(low: Lowering, fx: Any) -> str | None:
 
 @rule("remainder", "floor_divide")
 def by_power_of_two(low: Lowering, fx: Any) -> str | None:
-    """Lower the quotient by a power of two, rounded down, and what is left; both are exact."""
+    """Lower the quotient by a power of two, rounded down, and the remainder; both are exact."""
     x, divisor = operand(low, fx.args[0]), operand(low, fx.args[1])
     # A half type rounds the argument first, perhaps across a multiple.
     if not isinstance(x, str) or dtype_of(fx) != "float32" or not _is_power_of_two(divisor):

@@ -72,7 +72,23 @@ def narrowed(low: Lowering, x: str, dim: int, start: int, end: int) -> str:
     return _sliced(low, x, dim, start, end)
 
 
+def _widened(low: Lowering, x: str) -> str | None:
+    """Return the half-precision tensor of which `x` is a copy in float32; None if it is not one.
+
+    A view of the copy then reads the tensor itself, and the copy need not be stored.
+    """
+    node = low.by_name[x]
+    if node.kind is not Kind.POINTWISE or node.op != "cast" or node.dtype != "float32":
+        return None
+    (source,) = node.inputs
+    stored = low.by_name[source].kind is not Kind.POINTWISE
+    half = low.by_name[source].dtype in ("bfloat16", "float16")
+    return source if stored and half and low.shape(source) == node.shape else None
+
+
 def _sliced(low: Lowering, x: str, dim: int, start: int, end: int | None, step: int = 1) -> str:
+    if source := _widened(low, x):
+        return low.pointwise("cast", _sliced(low, source, dim, start, end, step), hint="")
     shape, strides = layout(low, x)
     dim %= len(shape)
     if step == 1 and _is_joined(low, x):
@@ -126,6 +142,8 @@ def select(low: Lowering, fx: Any) -> str | None:
 
 
 def _selected(low: Lowering, x: str, dim: int, index: int) -> str:
+    if source := _widened(low, x):
+        return low.pointwise("cast", _selected(low, source, dim, index), hint="")
     shape, strides = layout(low, x)
     dim %= len(shape)
     index %= shape[dim]
@@ -160,8 +178,7 @@ def permute(low: Lowering, fx: Any) -> str | None:
     x = _viewed(low, fx)
     if x is None:
         return None
-    shape, strides = layout(low, x)
-    rank, order = len(shape), list(range(len(shape)))
+    rank, order = len(low.shape(x)), list(range(len(low.shape(x))))
     match str(fx.target).split(".")[1]:
         case "permute":
             order = [d % rank for d in fx.args[1]]
@@ -172,8 +189,15 @@ def permute(low: Lowering, fx: Any) -> str | None:
             order.reverse()
     if order == list(range(rank)):
         return x
+    if source := _widened(low, x):
+        return low.pointwise("cast", _permuted(low, source, order), hint="")
+    return _permuted(low, x, order)
+
+
+def _permuted(low: Lowering, x: str, order: Sequence[int]) -> str:
+    shape, strides = layout(low, x)
     new_shape, new_strides = (tuple(v[d] for d in order) for v in (shape, strides))
-    return strided(low, x, f"{{0}}.permute({order})", new_shape, new_strides, 0)
+    return strided(low, x, f"{{0}}.permute({list(order)})", new_shape, new_strides, 0)
 
 
 @rule("expand")
