@@ -60,7 +60,10 @@ def demo(
         int, typer.Option(min=1, help="Number of seeds to train and compare, with an RFT arm.")
     ] = 1,
     minutes: Annotated[
-        float | None, typer.Option(help="Limit of the wall time; PPO makes fewer iterations.")
+        float | None,
+        typer.Option(
+            help="Limit of the wall time: PPO makes fewer iterations. Other stages run whole."
+        ),
     ] = None,
     ablation: Annotated[
         list[str] | None,

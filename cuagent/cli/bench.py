@@ -67,7 +67,10 @@ def bench(
     max_cost: options.MaxCost = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Results, logs and page; an earlier one is resumed."),
+        typer.Option(
+            metavar="DIR",
+            help="Results, logs, page; an earlier one is resumed.  [default: .cuagent/bench/NAME]",
+        ),
     ] = None,
     resume: Annotated[
         bool,

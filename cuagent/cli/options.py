@@ -28,11 +28,14 @@ def _time(seconds: float) -> str:
     return f"{seconds:g}s"
 
 
+TASK_HELP = (
+    "A file with Model, get_inputs and get_init_inputs; path.py:ClassName; or a captured folder."
+)
 TaskSpec = Annotated[
     str,
     typer.Argument(
         metavar="TASK",
-        help="A file with Model, get_inputs and get_init_inputs, or path.py:ClassName.",
+        help=TASK_HELP,
     ),
 ]
 Inputs = Annotated[
@@ -80,7 +83,7 @@ TaskOrRun = Annotated[
     str | None,
     typer.Argument(
         metavar="TASK",
-        help="A file with Model, get_inputs and get_init_inputs, or path.py:ClassName.",
+        help=TASK_HELP,
     ),
 ]
 Model = Annotated[
