@@ -142,6 +142,23 @@ def get_init_inputs(): return []
         _subject(tmp_path, text)
 
 
+@pytest.mark.parametrize(
+    "expression", ["x.masked_select(x > 0).mean() * 2", "x.repeat_interleave(counts, 0) * 2"]
+)
+def test_shape_that_depends_on_values_is_reported_in_one_line(make, expression):
+    text = f"""
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        counts = torch.tensor([1, 0, 2])
+        return {expression}
+def get_inputs(): return [torch.randn(3, 4)]
+def get_init_inputs(): return []
+"""
+    with pytest.raises(CaptureError, match=r"^the shape of \w+ depends on values of tensors$"):
+        make(text, "Model")
+
+
 def test_candidate_text_is_deterministic(tmp_path):
     subject = _subject(tmp_path, task_text(OneElement), "OneElement")
     assert make_candidate(subject, Options()) == make_candidate(subject, Options())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from agreement import assert_agrees
 
 TEXT = """
@@ -55,3 +56,51 @@ def test_rotation_of_a_half_type_rounds_once(make):
 def test_other_complex_operations_stay_with_torch(make):
     body = "w = torch.exp(z) * 2; return torch.view_as_real(w).sum(-1) * y"
     assert_agrees(make(text_of(body), "Model"))
+
+
+PLAIN = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("turns", torch.randn(4, dtype=torch.complex64).conj())
+    def forward(self, x, y):
+        return {expression}
+def get_inputs(): return [{inputs}]
+def get_init_inputs(): return []
+"""
+NUMBERS = "torch.randn(3, 4, dtype=torch.complex64)"
+EDGES = {
+    "parts of different shapes": (
+        "torch.complex(x, y).abs() * 2", "torch.randn(3, 1), torch.ones(4)"
+    ),
+    "parts of different ranks": (
+        "torch.complex(x, y).abs() * 2", "torch.randn(3, 4), torch.ones(())"
+    ),
+    "float64 number": (
+        "torch.view_as_real(x * y).exp() * 2",
+        f"{NUMBERS}, torch.tensor(0.3, dtype=torch.float64)",
+    ),
+    "imaginary part of a conjugate": ("x.conj().imag * 2 + y", f"{NUMBERS}, torch.ones(4)"),
+    "conjugate input": ("x.imag * 3 + y", f"{NUMBERS}.conj(), torch.ones(4)"),
+    "conjugate buffer": ("(x * self.turns).imag * 2 + y", f"{NUMBERS}, torch.ones(4)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_complex_values_agree_with_torch(make, name):
+    expression, inputs = EDGES[name]
+    made = make(PLAIN.format(expression=expression, inputs=inputs), "Model")
+    reference, new = made.reference(), made.cls().eval()
+    new.load_state_dict(reference.state_dict())
+    given = made.inputs()
+    with torch.no_grad():
+        torch.testing.assert_close(new(*given), reference(*given))
+
+
+def test_negated_view_of_torch_is_stored_before_a_kernel_reads_it(make):
+    text = PLAIN.format(
+        expression="torch._neg_view(x.exp()).sort()[0] * y",
+        inputs="torch.randn(3, 4), torch.ones(4)",
+    )
+    assert_agrees(make(text, "Model"))

@@ -13,6 +13,7 @@ BODIES = {
     "powers of integers": "return (x + 2) * torch.exp(-i / 4) + i",
     "an integer where a mask holds": "return torch.where(i > 3, x, i / 5) * 2",
     "a row's integer mean": "return x * (i / i.sum(-1, keepdim=True)) + 1",
+    "tests of bytes": "return b.bool().all(1), b.any(1), (b > 3).all(1), x.exp() * 2",
     "bytes": "return (b / 255 - 0.5) * x + b.float()",
     "an image": "return ((b.permute(1, 0).float() / 255) * x.t()).exp().sum(0) * 2",
 }  # fmt: skip

@@ -55,6 +55,7 @@ OTHERS = {
     "strided convolution": (STRIDED, "1, 32, 80, 80", "float32"),
     "strided convolution in bf16": (STRIDED, "1, 32, 8, 8", "bfloat16"),
     "linear layer in bf16 without bias": (BARE, "32, 128", "bfloat16"),
+    "pointwise convolution of an image without a batch": (POINTWISE, "32, 6, 7", "bfloat16"),
 }
 
 

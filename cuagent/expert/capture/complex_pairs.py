@@ -3,6 +3,9 @@
 A complex value of shape S becomes a float32 tensor of shape (*S, 2) with the real part first, as in
 `torch.view_as_real`. A graph does not change if it has a complex operation outside of `RULES`, or a
 complex result.
+
+Not reproduced: torch multiplies by a real tensor or number as by a complex one whose imaginary part
+is 0, which makes NaN of infinite elements and 0 of some elements -0.
 """
 
 from __future__ import annotations
@@ -59,10 +62,9 @@ class _Pairs:
             return
         if _is_complex(node) and node.meta["val"].dtype is not torch.complex64:
             raise _NotPaired
-        with self.edit.graph.inserting_after(node):
-            if node.op == "placeholder":
-                self.found[node] = self.call("view_as_real", node)
-                return
+        if node.op == "placeholder":
+            self.found[node] = self._stored(node)
+            return
         rule = RULES.get(called(node))
         if rule is None:
             raise _NotPaired
@@ -72,6 +74,15 @@ class _Pairs:
             self.found[node] = made
         else:
             self.edit.replace(node, made)
+
+    def _stored(self, node: Any) -> Any:
+        """Return the pairs of an input or parameter, which may be a view with the conjugate bit
+        set.
+        """
+        with self.edit.graph.inserting_after(node):
+            resolved = self.call("resolve_conj", node)
+        with self.edit.graph.inserting_after(resolved):
+            return self.call("view_as_real", resolved)
 
     def call(self, name: str, *args: Any) -> Any:
         """Add a call of an aten operator, named `operator.overload`; return its node."""
@@ -93,6 +104,16 @@ class _Pairs:
         return self.call("stack", [real, imaginary], -1)
 
 
+def _of_parts(pairs: _Pairs, node: Any) -> Any:
+    shape = list(node.meta["val"].shape)
+    return pairs.join(
+        *(
+            part if list(part.meta["val"].shape) == shape else pairs.call("expand", part, shape)
+            for part in node.args
+        )
+    )
+
+
 def _product(pairs: _Pairs, node: Any) -> Any:
     x, y = node.args
     if not _is_complex(x):
@@ -109,7 +130,9 @@ def _product(pairs: _Pairs, node: Any) -> Any:
 def _scaled(pairs: _Pairs, x: Any, factor: Any) -> Any:
     if isinstance(factor, complex):
         raise _NotPaired
-    if hasattr(factor, "meta"):
+    # A tensor without dimensions keeps none: a float64 tensor with one dimension would make the
+    # product float64.
+    if hasattr(factor, "meta") and factor.meta["val"].dim():
         factor = pairs.call("unsqueeze", factor, -1)
     return pairs.call("mul.Tensor", pairs.pair(x), factor)
 
@@ -173,7 +196,7 @@ VIEWS = ("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "flatten")
 COPIES = ("clone", "contiguous", "alias", "detach")
 RULES: dict[str, Callable[[_Pairs, Any], Any]] = {
     "view_as_complex": lambda pairs, node: node.args[0],
-    "complex": lambda pairs, node: pairs.join(*node.args),
+    "complex": _of_parts,
     "polar": _polar,
     "mul": _product,
     "add": _sum,

@@ -92,12 +92,19 @@ def capture(model: torch.nn.Module, inputs: Sequence[Any]) -> Captured:
     named = dict(zip((feed.name for feed in feeds), expressions, strict=True))
     literals = {feed.name: feed.value for feed in feeds if hasattr(feed, "value")}
     nodes = tuple(exported.graph.nodes)
+    if changing := next((node.name for node in nodes if not _has_fixed_shape(node)), None):
+        raise CaptureError(f"the shape of {changing} depends on values of tensors")
     outputs = tuple(nodes[-1].args[0])
     spec = exported.call_spec.out_spec
     structure = pytree.tree_unflatten([f"{{{k}}}" for k in range(len(outputs))], spec)
     return Captured(
         nodes, parameters, named, literals, constants, outputs, _expression(structure), arguments
     )
+
+
+def _has_fixed_shape(node: Any) -> bool:
+    shape = getattr(node.meta.get("val"), "shape", ())
+    return all(isinstance(size, int) for size in shape)
 
 
 def _cache() -> Path:

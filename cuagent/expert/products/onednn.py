@@ -127,7 +127,9 @@ def _is_pointwise(graph: Graph, node: Node) -> bool:
         return False
     x, weight = (graph.node(a) for a in node.inputs[:2])
     plain = x.contiguous and not x.order and x.kind not in (Kind.STRIDED, Kind.WINDOW)
-    return plain and len(node.shape) == len(x.shape) and math.prod(weight.shape[2:]) == 1
+    # An image without a batch dimension has one dimension less than the weight.
+    batched = len(node.shape) == len(x.shape) == len(weight.shape)
+    return plain and batched and math.prod(weight.shape[2:]) == 1
 
 
 def _depth(graph: Graph, node: Node) -> int:

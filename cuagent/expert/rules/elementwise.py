@@ -39,6 +39,12 @@ def unary(low: Lowering, fx: Any) -> str | None:
     return low.pointwise(name, x, hint="", dtype=dtype_of(fx)) if isinstance(x, str) else None
 
 
+@rule("_neg_view")
+def negative_view(low: Lowering, fx: Any) -> str | None:
+    x = operand(low, fx.args[0])
+    return low.pointwise("neg", x, hint="") if isinstance(x, str) and floating(fx) else None
+
+
 @rule("round", "trunc", "fix")
 def to_integer(low: Lowering, fx: Any) -> str | None:
     """Lower rounding operators (round, trunc, ...), for float32 only.

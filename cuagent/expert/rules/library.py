@@ -65,9 +65,12 @@ TORCH = {
     "matmul", "mm", "bmm", "addmm", "sigmoid", "tanh", "exp", "permute", "transpose",
     "conv1d", "conv2d", "conv3d",
 }  # fmt: skip
-OTHER = {"linear": "torch.nn.functional.linear"}
-"""Text of layer calls that must differ from the form of `rules.contractions`, which the rewrites
-match."""
+OTHER = {"linear": "torch.nn.functional.linear", "_neg_view": "torch.neg"}
+"""Text of calls that differs from the operator's name.
+
+Layer calls must differ from the form of `rules.contractions`, which the rewrites match. A kernel
+reads memory, where the elements of a `_neg_view` have the other sign.
+"""
 
 
 VIEWS = {"view", "_unsafe_view", "reshape", "flatten", "unflatten"}

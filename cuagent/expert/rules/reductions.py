@@ -95,9 +95,9 @@ def product(low: Lowering, fx: Any) -> str | None:
 
 @rule("all", "any")
 def quantified(low: Lowering, fx: Any) -> str | None:
-    """Lower to the least or the largest of ones and zeros."""
+    """Lower to the least or the largest of ones and zeros; not for uint8, whose result is uint8."""
     x, dims = operand(low, fx.args[0]), argument(fx, 1, "dim")
-    if not isinstance(x, str) or not low.shape(x):
+    if not isinstance(x, str) or not low.shape(x) or dtype_of(fx) != "bool":
         return None
     dims = list(range(len(low.shape(x)))) if dims is None else dims
     dims = [dims] if isinstance(dims, int) else list(dims)

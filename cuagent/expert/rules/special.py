@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from cuagent.expert.graph.graph import Operand
+from cuagent.expert.graph.graph import Kind, Operand
 from cuagent.expert.graph.lowering import (
     Lowering,
     argument,
@@ -23,12 +23,21 @@ LARGEST = {"float32": 3.4028234663852886e38, "bfloat16": 3.3895313892515355e38, 
 """Largest finite value of each dtype."""
 
 
+def _may_overflow(low: Lowering, arg: Any, x: str) -> bool:
+    """Return True for computed float16 values: a kernel keeps them in float32, where they are
+    finite.
+    """
+    return dtype_of(arg) == "float16" and low.by_name[x].kind not in (Kind.INPUT, Kind.PARAMETER)
+
+
 @rule("isnan", "isinf", "isfinite")
 def test(low: Lowering, fx: Any) -> str | None:
     x = operand(low, fx.args[0])
     if not isinstance(x, str) or not floating(fx.args[0]):
         return None
     name = operator_name(fx)
+    if name != "isnan" and _may_overflow(low, fx.args[0], x):
+        return None
     if name == "isnan":
         return low.pointwise("ne", x, x, hint="", dtype="bool")
     size = low.pointwise("abs", x, hint="size")
@@ -39,7 +48,7 @@ def test(low: Lowering, fx: Any) -> str | None:
 @rule("nan_to_num")
 def nan_to_num(low: Lowering, fx: Any) -> str | None:
     x = operand(low, fx.args[0])
-    if not isinstance(x, str) or not floating(fx):
+    if not isinstance(x, str) or not floating(fx) or _may_overflow(low, fx.args[0], x):
         return None
     p, largest = low.pointwise, LARGEST[dtype_of(fx)]
     names = ((1, "nan", 0.0), (2, "posinf", largest), (3, "neginf", -largest))
@@ -69,6 +78,10 @@ def of_two(low: Lowering, fx: Any) -> str | None:
         return None
     p = low.pointwise
     if operator_name(fx) == "xlogy":
+        if not isinstance(a, str) and a:
+            return p("mul", a, p("log", b), hint="")
+        if not isinstance(a, str):
+            return p("where", p("eq", b, b, dtype="bool"), 0.0, b, hint="")
         zero = p("eq", a, 0.0, dtype="bool")
         if isinstance(b, str):
             zero = p("logical_and", zero, p("eq", b, b, hint="number", dtype="bool"), dtype="bool")

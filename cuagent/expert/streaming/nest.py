@@ -345,7 +345,8 @@ def _cuts(group: Group, placed: Sequence[_Placed]) -> list[int]:
     for node in group.nodes:
         spans += merged_spans(zip(group.places[node.name], node.shape, strict=True))
     for stride, extent in spans:
-        cuts |= {stride, stride * extent}
+        if stride:  # the index along a dimension of one element is always 0
+            cuts |= {stride, stride * extent}
     chain = sorted(cuts)
     if any(b % a for a, b in pairwise(chain)):
         raise NestError(f"the reshapes of {group.nodes[0].name} have no common divisors")
