@@ -218,11 +218,15 @@ def test_baseline_times_the_reference_without_a_kernel(
     assert judged_run.device_seconds > 0
 
 
-def test_lost_judge_ends_the_run_without_a_reward(judge: LocalJudge, judged_run: Run) -> None:
-    judge.referee.close()  # ends the processes of the shared judge, so this test is the last one
-    run = judged_run
+def test_lost_judge_ends_the_run_without_a_reward(
+    judge: LocalJudge, fork_server: ForkServer, tmp_path: Path
+) -> None:
     calls = [write("model_new.py", MODULE), write("kernels/scale.cpp", KERNEL), tool("verify")]
-    stop = run_agent(run, ScriptedModel([{"calls": [*calls, tool("glob")]}]))
+    # A judge of its own, because its processes end here.
+    with LocalJudge(judge.task, fork_server=fork_server) as lost:
+        run = start_run(lost.task, lost, model="scripted", root=tmp_path / "runs")
+        lost.referee.close()
+        stop = run_agent(run, ScriptedModel([{"calls": [*calls, tool("glob")]}]))
     assert stop is Stop.JUDGE_FAILED
     assert run.error
     ended = [m.content for m in run.messages if m.role == "tool"][2:]
