@@ -192,7 +192,7 @@ def _steps(
     """
     prepared = prepared_names(graph)
     own = (*recurrence_groups(graph), *loop_groups(graph))
-    claimed = (*clusters(graph, ANCHORS, prepared, subject.device), *own)
+    claimed = (*clusters(graph, ANCHORS, prepared), *own)
     on_gpu = subject.device == "cuda"
     fused = fuse(graph, outside=prepared, claimed=claimed, slices_count=on_gpu)
     if not options.products:

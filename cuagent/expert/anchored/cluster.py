@@ -22,7 +22,7 @@ several times: a pool does so in each window that contains it.
 """
 
 COST_OF_CHOICE = 2
-"""Cost on a CPU, in additions, of a `where` by the index of an element in a depthwise convolution's
+"""Cost, in additions, of a `where` by the index of an element in a depthwise convolution's
 argument.
 
 The argument is copied element by element. Reflected borders in two dimensions have eight such
@@ -31,19 +31,19 @@ choices; in a separate kernel their conditions are constant along its loops.
 
 
 def clusters(
-    graph: Graph, family_of: Mapping[Kind, str], outside: frozenset[str], device: str
+    graph: Graph, family_of: Mapping[Kind, str], outside: frozenset[str]
 ) -> tuple[Group, ...]:
     """Return one group for each anchor: a node whose kind is a key of `family_of`.
 
     The value of `family_of` is the kernel family of the group. Nodes named in `outside` join no
-    group. `device` is cpu or cuda.
+    group.
     """
     users = graph.users()
     claimed: dict[str, Group] = {}
     groups = []
     for node in graph.nodes:
         if node.kind in family_of and node.name not in outside:
-            members = _Cluster(graph, users, claimed, outside, node, device).members
+            members = _Cluster(graph, users, claimed, outside, node).members
             group = _group(graph, users, members, node, family_of[node.kind])
             claimed.update(dict.fromkeys(members, group))
             groups.append(group)
@@ -72,10 +72,9 @@ class _Cluster:
         claimed: Mapping[str, Group],
         outside: frozenset[str],
         anchor: Node,
-        device: str,
     ) -> None:
         self.graph, self.users, self.claimed, self.outside = graph, users, claimed, outside
-        self.anchor, self.on_cpu = anchor, device == "cpu"
+        self.anchor = anchor
         self.members = {anchor.name}
         once = anchor.kind in (Kind.SCAN, Kind.SCATTER)
         self.limit = 1 << 30 if once else MAX_REPEATED_COST
@@ -109,7 +108,7 @@ class _Cluster:
         if node.kind is not Kind.POINTWISE:
             return 0
         by_place = any(self.graph.node(a).kind is Kind.INSIDE for a in node.inputs)
-        copied = self.on_cpu and self.anchor.kind is Kind.DEPTHWISE
+        copied = self.anchor.kind is Kind.DEPTHWISE
         own = COST_OF_CHOICE if by_place and copied else COST.get(node.op, 1)
         return own + sum(self._cost(a) for a in node.inputs)
 
