@@ -278,9 +278,6 @@ def test_stop_ends_the_script_after_the_calls(capture: Run) -> None:
     assert capture(script, "net.part", calls=3, stop=True).manifest["calls"] == 3
 
 
-# -- the command
-
-
 WRAPPED = """
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""The process of a captured script: what it sees, and what an interrupt keeps."""
+"""The process of a captured script: its arguments and folder, and interrupts."""
 
 from __future__ import annotations
 

@@ -24,12 +24,8 @@ def discrete(
 ) -> Finding:
     """Judge an output of integers or booleans by the strict rule.
 
-    <<<<<<< HEAD
-        `tensors` are the candidate's and the reference's output, the fp64 answer and its spread.
-        `places` are the elements that traced indices were chosen from.
-    =======
-        `tensors` are x, r, y and s. `places` are the elements that traced indices were chosen from.
-    >>>>>>> main
+    `tensors` are the candidate's and the reference's output, the fp64 answer and its spread.
+    `places` are the elements that traced indices were chosen from.
     """
     import torch
 
