@@ -48,19 +48,27 @@ def test_the_script_sees_what_python_gives_it(tmp_path: Path) -> None:
     assert "Linear" in done.stdout
 
 
-def test_an_interrupt_keeps_what_was_recorded(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(
+def waiting_capture(folder: Path) -> subprocess.Popen[str]:
+    """Start a capture, in its own process group, of a script that calls the module once and then
+    waits; return when it waits."""
+    (folder / "script.py").write_text(
         SMALL + "net(torch.ones(2, 8))\nopen('ready', 'w').close()\nimport time\ntime.sleep(300)\n"
     )
     process = subprocess.Popen(
         command("--module", "net.part", "--out", "task"),
-        cwd=tmp_path,
+        cwd=folder,
         stdout=subprocess.PIPE,
         text=True,
+        process_group=0,
     )
     deadline = time.monotonic() + 200
-    while not (tmp_path / "ready").exists() and time.monotonic() < deadline:
+    while not (folder / "ready").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
+    return process
+
+
+def test_an_interrupt_keeps_what_was_recorded(tmp_path: Path) -> None:
+    process = waiting_capture(tmp_path)
     process.terminate()
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 1
@@ -78,19 +86,7 @@ def test_neither_list_nor_module(tmp_path: Path) -> None:
 
 def test_ctrl_c_on_a_terminal_arrives_twice_and_keeps_what_was_recorded(tmp_path: Path) -> None:
     """The terminal interrupts the whole group, and the parent passes the interrupt on."""
-    (tmp_path / "script.py").write_text(
-        SMALL + "net(torch.ones(2, 8))\nopen('ready', 'w').close()\nimport time\ntime.sleep(300)\n"
-    )
-    process = subprocess.Popen(
-        command("--module", "net.part", "--out", "task"),
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        text=True,
-        process_group=0,
-    )
-    deadline = time.monotonic() + 200
-    while not (tmp_path / "ready").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    process = waiting_capture(tmp_path)
     os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 1
