@@ -157,8 +157,15 @@ def join_rungs(timer: Timer, found: Ladder, names: Sequence[str]) -> Ladder:
 
     The record timing that follows times them, so no rung is timed twice. Raises ForkServerError.
     """
-    timed_arms = timer.open_untimed(names)
-    errors, failed = _errors_of(timer, timed_arms), timer.failed
+    timed_arms: dict[str, TimedArm] = {}
+    errors: dict[str, tuple[float, bool]] = {}
+    # The processes of a large task would not fit into the device's memory at the same time.
+    groups = [(name,) for name in names] if timer.referee.large else [tuple(names)]
+    for group in groups:
+        with timer.untimed(group) as opened:
+            timed_arms |= opened
+            errors |= _errors_of(timer, opened)
+    failed = timer.failed
     joined = tuple(
         _untimed_rung(timer.referee.task, n, timed_arms.get(n), errors.get(n), failed.get(n, ""))
         for n in names

@@ -17,6 +17,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import json
 import os
 import random
 import select
@@ -37,6 +38,8 @@ from cuagent.worker.memory.heap import pin_allocator
 from cuagent.worker.preload import Step, compiler_steps, forget_folders, import_packages
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_SHOWN_BYTES = 15
 _PR_SET_CHILD_SUBREAPER = 36
 DEFECT = 70
 """Exit code of a child (EX_SOFTWARE) if cuagent's own code failed in it, not the code under
@@ -161,6 +164,7 @@ def _child(control: socket.socket, message: dict[str, Any], descriptors: list[in
         sys.dont_write_bytecode = True
         control.close()
         channel = _arrange(message, descriptors)
+        _show_name(message["program"])
         importlib.import_module(message["program"]).serve(channel, Path(message["folder"]))
         code = 0
     except BaseException:  # noqa: BLE001  process boundary: no exception may reach the main loop
@@ -169,6 +173,15 @@ def _child(control: socket.socket, message: dict[str, Any], descriptors: list[in
         with contextlib.suppress(BaseException):
             sys.stdout.flush()
         os._exit(code)
+
+
+def _show_name(program: str) -> None:
+    """Set the name that `top` and `ps` show for this process; a worker shows its arm."""
+    name = program.removeprefix("cuagent.")
+    with contextlib.suppress(OSError, KeyError, ValueError):
+        name = json.loads(Path("order.json").read_text())["arm"]
+    buffer = ctypes.create_string_buffer(name.encode()[-_SHOWN_BYTES:])
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, buffer, 0, 0, 0)
 
 
 def _arrange(message: dict[str, Any], descriptors: list[int]) -> socket.socket:

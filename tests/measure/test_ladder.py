@@ -172,6 +172,21 @@ def test_rung_joins_without_a_second_timing(
         assert arm.samples
 
 
+def test_rungs_of_a_large_task_join_although_their_processes_do_not_stay_open(
+    referee: Referee, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cuagent.measure.ladder.rungs_of", lambda *_: ("eager", SLOW, "compile"))
+    monkeypatch.setattr(Referee, "large", True)
+    with Timer(referee) as timer:
+        first = measure_ladder(timer, whole=False, cache=tmp_path)
+        joined = join_rungs(timer, first, (*first.later, "compile"))
+    for name in (SLOW, "compile"):
+        new = joined.rung(name)
+        assert new is not None
+        assert new.admissible
+        assert new.error is not None
+
+
 def test_rungs_that_open_too_slowly_are_left_for_later(
     referee: Referee, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

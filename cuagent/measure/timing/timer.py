@@ -192,16 +192,21 @@ class Timer:
         if names and not self.referee.large and not self.shared_device:
             self._baselines.open_ahead(names)
 
-    def open_untimed(self, baselines: Sequence[str]) -> dict[str, TimedArm]:
-        """Open these baselines without timing them and return them by name; those that fail are
-        left out."""
+    @contextmanager
+    def untimed(self, baselines: Sequence[str]) -> Iterator[dict[str, TimedArm]]:
+        """Open these baselines without timing them and yield them by name; those that fail are left
+        out.
+
+        They stay open for a later timing, except those of a large task, which end with the block.
+        """
         before = self.baselines
         self._set_baselines(baselines)
         self.keep((*before, *baselines))
         try:
             self._baselines.await_opening()
             with self.opening():
-                return self._baselines.timed_arms(self._baselines.batch_with_fresh_inputs())
+                timed_arms = self._baselines.timed_arms(self._baselines.batch_with_fresh_inputs())
+            yield timed_arms
         finally:
             self._set_baselines(before)
 
