@@ -47,7 +47,7 @@ from cuagent.verify.tally import Tally, call_count
 from cuagent.verify.timed_batches import FEW_PAIRS, TimedBatches
 from cuagent.verify.versions import versions
 from cuagent.worker import ForkServer, ForkServerError
-from cuagent.worker.memory.heap import give_back
+from cuagent.worker.memory.heap import give_back, give_back_surplus
 from cuagent.worker.open_timeout import FIRST_CALL_S
 
 if TYPE_CHECKING:
@@ -343,8 +343,11 @@ class Referee:
         return self.facts.large
 
     def make_room(self) -> None:
-        """Release the memory of a large task until the next verdict."""
+        """Release the memory of a large task until the next verdict; of another task torch's unused
+        GPU memory."""
         if not self.large:
+            if self.task.device is Device.CUDA:
+                give_back_surplus()
             return
         self.batches.forget_answer()
         for arena in self.context.arenas:

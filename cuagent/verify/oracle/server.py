@@ -45,7 +45,7 @@ from cuagent.verify.tensors import FAILURES
 from cuagent.verify.trace.reference_trace import ReferenceTrace
 from cuagent.worker.channel import receive_message, send_message
 from cuagent.worker.memory.arena import Arena, synchronize
-from cuagent.worker.memory.heap import give_back
+from cuagent.worker.memory.heap import give_back, give_back_surplus
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -171,11 +171,17 @@ class _Oracle:
             receive_message(self.channel)
 
     def finish(self) -> None:
-        """Wait until the device has finished; for a large task release unused memory."""
+        """Wait until the device has finished, and release memory that the next request does not
+        need.
+
+        A convolution in fp64 can leave 30 GB of workspace in torch's cache (H200).
+        """
         device = self.task.device.value
         synchronize(device)
         if self.description.facts.large:
             give_back(device)
+        elif device != "cpu" and not select.select([self.channel], [], [], 0)[0]:
+            give_back_surplus()
 
     def load_weights(self, kind: Weights, seed: int, target: list[Tensor]) -> None:
         """Construct a model from `seed` with weights of `kind`, and use it from now on.

@@ -29,6 +29,9 @@ As fp32 these give -1.7e38, 1.5e16, -1.5 and 3.0 in unused memory, and 2e-38, -3
 in freed memory.
 """
 
+KEPT_BYTES = 1 << 30
+"""Bytes of unused GPU memory that a process of cuagent keeps between two requests."""
+
 
 def pin_allocator() -> None:
     """Fix malloc's thresholds for mmap and for returning memory, in this process and its children.
@@ -75,6 +78,14 @@ def give_back(device: str) -> None:
         torch.cuda.empty_cache()
     elif hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)
+
+
+def give_back_surplus() -> None:
+    """Return torch's cached GPU memory to the GPU if more than `KEPT_BYTES` of it are unused."""
+    import torch
+
+    if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > KEPT_BYTES:
+        torch.cuda.empty_cache()
 
 
 def _set(option: int, value: int) -> None:
