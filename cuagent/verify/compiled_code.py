@@ -40,8 +40,6 @@ MOST_DEPTH = 8
 """Largest nesting depth of the folders of compiled files."""
 MOST_ATTEMPTS = 4
 """Number of attempts whose files are stored; the best attempts are judged again for the record."""
-PLACE = b"\0folder of the process\0"
-"""Placeholder for the working folder's path in stored files that list absolute paths."""
 NAMES_FILES = re.compile(r"__grp__.*\.json")
 """Names of Triton's files that list other files of its cache by their absolute paths."""
 _PLAIN = re.compile(r"[\w.+=-]{1,200}")
@@ -64,10 +62,23 @@ class _File:
     content: bytes
     executable: bool
 
-    def renamed(self, old: bytes, new: bytes) -> bytes:
-        """Return the content; if the file lists absolute paths, with `new` for the folder `old`."""
-        is_list = NAMES_FILES.fullmatch(Path(self.path).name)
-        return self.content.replace(old, new) if is_list else self.content
+    def moved(self, old: bytes, new: bytes) -> bytes:
+        """Return the content with `new` for the path `old` of the folder.
+
+        Binary files store the length of a path beside it, so in them a path is replaced only by one
+        of equal length, as those of all processes of one fork server are. torch's cached graphs
+        contain such paths: a Triton kernel's tuning is written beside the kernel's source.
+        """
+        replaces = len(old) == len(new) or NAMES_FILES.fullmatch(Path(self.path).name)
+        return self.content.replace(old, new) if replaces else self.content
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """The compiled files of one attempt, and the path of the folder in which they were written."""
+
+    files: tuple[_File, ...] = ()
+    folder: bytes = b""
 
 
 class _TooMuch(Exception):
@@ -78,7 +89,7 @@ class CompiledCode:
     """Store of the files that recent attempts compiled at their first call, by attempt digest."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[str, tuple[_File, ...]] = OrderedDict()
+        self._kept: OrderedDict[str, _Compiled] = OrderedDict()
 
     def __contains__(self, attempt: Attempt) -> bool:
         """Return True if the attempt's first call was already made, even if it left no files to
@@ -88,7 +99,7 @@ class CompiledCode:
 
     def has_files(self, attempt: Attempt) -> bool:
         """Return True if at least one compiled file of the attempt is stored."""
-        return bool(self._kept.get(attempt.digest))
+        return attempt in self and bool(self._kept[attempt.digest].files)
 
     def keep(self, attempt: Attempt, folder: Path | None) -> None:
         """Read the compiled files in a process's `folder` and store them; store none if `folder` is
@@ -96,15 +107,12 @@ class CompiledCode:
 
         The processes that write to `folder` must be stopped or have ended.
         """
-        found: tuple[_File, ...] = ()
+        found = _Compiled()
         if folder is not None:
-            own = str(folder).encode()
             try:
-                found = tuple(
-                    _File(f.path, f.renamed(own, PLACE), f.executable) for f in _read(folder)
-                )
+                found = _Compiled(tuple(_read(folder)), str(folder).encode())
             except (OSError, _TooMuch):
-                found = ()
+                found = _Compiled()
         self._kept.pop(attempt.digest, None)
         self._kept[attempt.digest] = found
         while len(self._kept) > MOST_ATTEMPTS:
@@ -117,13 +125,14 @@ class CompiledCode:
         The files get the owner of `folder`.
         """
         owner, own = folder.stat().st_uid, str(folder).encode()
-        for file in self._kept.get(attempt.digest, ()):
+        compiled = self._kept.get(attempt.digest, _Compiled())
+        for file in compiled.files:
             target = folder / file.path
             for above in reversed([p for p in target.parents if p.is_relative_to(folder)]):
                 if not above.exists():
                     above.mkdir()
                     _give(above, owner)
-            target.write_bytes(file.renamed(PLACE, own))
+            target.write_bytes(file.moved(compiled.folder, own))
             target.chmod(0o755 if file.executable else 0o644)
             _give(target, owner)
 

@@ -61,6 +61,46 @@ def test_compiled_forward_around_an_own_kernel_is_judged(
     assert verdict.accepted is accepted, verdict.detail
 
 
+TUNED_TASK = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.softmax(x, 1) * x.sum(0)
+def get_inputs(): return [torch.randn(4096, 2048)]
+def get_init_inputs(): return []
+"""
+TUNED_MODULE = """
+import torch
+
+
+@torch.compile(fullgraph=True, dynamic=False, mode="MODE")
+def compiled(x):
+    return torch.softmax(x, 1) * x.sum(0)
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return compiled(x).clone()
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune-no-cudagraphs"])
+def test_compiled_forward_whose_kernels_are_tuned_is_judged_in_all_its_processes(
+    tmp_path: Path, mode: str
+) -> None:
+    """Later processes read the graph that the first one compiled and tuned in its own folder."""
+    (tmp_path / "task.py").write_text(TUNED_TASK)
+    attempt = Attempt((("model_new.py", TUNED_MODULE.replace("MODE", mode)),))
+    task = load_task(tmp_path / "task.py", device="cuda")
+    with Referee(task) as referee:
+        built = build(attempt, task.device)
+        referee.compile_ahead(attempt, built)
+        assert referee.processes.compiled.has_files(attempt)
+        verdict = referee.verify(attempt, built)
+    assert verdict.accepted, verdict.detail
+
+
 def await_imports(pid: int) -> None:
     """Wait until the fork server has imported torch.compile, which its children then share."""
     file, seen = Path(f"/proc/{pid}/smaps_rollup"), -1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,24 @@ def test_lists_of_triton_name_files_in_the_new_folder(tmp_path: Path) -> None:
     found = json.loads((target / "triton" / "abc" / "__grp__k.json").read_text())
     assert found["child_paths"] == {"k.cubin": str(target / "triton" / "abc" / "k.cubin")}
     assert os.access(found["child_paths"]["k.cubin"], os.X_OK)
+
+
+@pytest.mark.parametrize(("name", "changed"), [("other", True), ("longer name", False)])
+def test_paths_in_binary_files_change_if_the_new_one_is_as_long(
+    tmp_path: Path, name: str, changed: bool
+) -> None:
+    """torch's cached graphs name the folder in which a kernel's tuning is stored."""
+    folder, target, attempt = tmp_path / "first", tmp_path / name, attempt_of("a")
+    graph = folder / "inductor" / "fxgraph" / "abc"
+    graph.parent.mkdir(parents=True)
+    target.mkdir()
+    graph.write_bytes(pickle.dumps({"filename": str(folder / "kernel.py"), "after": 1}))
+    compiled = CompiledCode()
+    compiled.keep(attempt, folder)
+    compiled.copy_to(attempt, target)
+    found = pickle.loads((target / "inductor" / "fxgraph" / "abc").read_bytes())
+    where = target if changed else folder
+    assert found == {"filename": str(where / "kernel.py"), "after": 1}
 
 
 def test_oldest_attempts_are_forgotten(tmp_path: Path) -> None:
