@@ -1,0 +1,95 @@
+"""Compare a benchmark's times of eager and torch.compile with those of a plain script.
+
+    python benchmarks/against_script.py RESULTS.jsonl --root KERNELBENCH [--seconds S] [--out FILE]
+
+For each problem in the results a new process runs KernelBench's file under torch's defaults: CUDA
+events around each call, the L2 cache overwritten before it, median of 30 calls. It imports nothing
+of cuagent. Run it on the machine of the benchmark, while nothing else uses the GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+SCRIPT = """
+import json, runpy, sys, torch
+task = runpy.run_path(sys.argv[1])
+torch.manual_seed(0)
+model = task["Model"](*task["get_init_inputs"]()).cuda().eval()
+inputs = [x.cuda() if torch.is_tensor(x) else x for x in task["get_inputs"]()]
+cache = torch.empty(256 << 20, dtype=torch.int8, device="cuda")
+def seconds(call):
+    times = []
+    for n in range(40):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        cache.zero_(); start.record(); call(*inputs); end.record(); end.synchronize()
+        times.append(start.elapsed_time(end) / 1e3)
+    return sorted(times[10:])[15]
+with torch.no_grad():
+    found = {"eager": seconds(model), "compile": seconds(torch.compile(model))}
+print(json.dumps(found))
+"""
+PROBLEM_S = 120
+"""Time limit in seconds for one problem."""
+WITHIN = 0.05
+"""Largest relative difference of a time that counts as equal."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--root", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=1e9, help="start no problem after this")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    begun, rows = time.monotonic(), list[dict[str, Any]]()
+    for line in given.results.read_text().splitlines():
+        record = json.loads(line)
+        times = record.get("times", {})
+        measured = {arm: times.get(arm, {}).get("median_s") for arm in ("eager", "compile")}
+        if None in measured.values() or time.monotonic() - begun > given.seconds:
+            continue
+        level, number = record["problem"].removeprefix("L").split("/")
+        (path,) = (given.root / "KernelBench" / f"level{level}").glob(f"{number}_*.py")
+        rows.append({"problem": record["problem"], "benchmark": measured} | _scripted(path))
+        print(json.dumps(rows[-1]), flush=True)
+    print(_summary(rows))
+    if given.out:
+        given.out.write_text(json.dumps({"command": " ".join(sys.argv), "rows": rows}, indent=1))
+
+
+def _scripted(path: Path) -> dict[str, Any]:
+    """Return the plain script's seconds of a problem by arm, or an `error`."""
+    command = [sys.executable, "-c", SCRIPT, str(path)]
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=PROBLEM_S)
+    except subprocess.TimeoutExpired:
+        return {"error": f"not done in {PROBLEM_S} s"}
+    if ran.returncode:
+        return {"error": ran.stderr.strip().splitlines()[-1][:200]}
+    return {"script": json.loads(ran.stdout.strip().splitlines()[-1])}
+
+
+def _summary(rows: list[dict[str, Any]]) -> str:
+    """Return for each arm how many times agree, and the median and largest relative difference."""
+    lines = []
+    for arm in ("eager", "compile"):
+        off = [abs(r["benchmark"][arm] / r["script"][arm] - 1) for r in rows if "script" in r]
+        if off:
+            within = sum(x <= WITHIN for x in off)
+            lines.append(
+                f"{arm}: {within} of {len(off)} within {WITHIN:.0%}, "
+                f"median {median(off):.1%}, largest {max(off):.1%}"
+            )
+    return "\n".join(lines) or "nothing was compared"
+
+
+if __name__ == "__main__":
+    main()
