@@ -3,13 +3,15 @@
     python benchmarks/synth_rate.py --device cuda --seconds 200 --out DIR [--jobs N]
 
 Makes tasks until the time is up. Prints the accepted tasks a minute (from the first candidate on,
-without the start), the reasons of rejections, the mean seconds of each stage of a candidate, and
-the distribution of eager times. The records stay in DIR/shards. pyarrow is not needed.
+without the start), the reasons of rejections, the mean seconds of each stage of a candidate, the
+distribution of eager times, and the candidates that kept the GPU longest from others, also those
+that were not finished. The records stay in DIR/shards. pyarrow is not needed.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import time
 from collections import Counter
 from pathlib import Path
@@ -24,6 +26,10 @@ from cuagent.synth.workers import default_jobs
 MANY = 100_000
 
 
+SHOWN = 10
+"""Number of candidates that are listed."""
+
+
 class _TimeUp(Exception):
     """Exception that ends the measurement when the time is over."""
 
@@ -31,12 +37,13 @@ class _TimeUp(Exception):
 class _Observed:
     """Collector of the records of all candidates that were examined in time."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
+    def __init__(self) -> None:
         self.started = time.monotonic()
         self.first: float | None = None
         self.shown = 0.0
+        self.ended = 0.0
         self.records: list[Record] = []
+        self.unfinished: list[Record] = []
 
     def __call__(self, accepted: int, examined: int, record: Record) -> None:
         now = time.monotonic()
@@ -47,12 +54,15 @@ class _Observed:
         if now - self.shown > 20:
             self.shown = now
             print(f"{now - self.started:.0f} s: {accepted} accepted of {examined}", flush=True)
-        if now - self.started > self.seconds:
-            raise _TimeUp
+
+    def end(self, *_: object) -> None:
+        """Handle the signal at the end of the time."""
+        self.ended = time.monotonic()
+        raise _TimeUp
 
     def report(self, jobs: int) -> str:
         """Return the measured figures as text."""
-        end, first = time.monotonic(), self.first or self.started
+        end, first = self.ended, self.first or self.started
         accepted = [r for r in self.records if not r.get("reason")]
         ran = [r for r in self.records if r.get("stages")]
         minutes = (end - first) / 60
@@ -72,8 +82,36 @@ class _Observed:
             f"{cpu / (end - first):.1f}",
             f"rejections: {dict(reasons.most_common())}",
             f"eager ms, tenths: {[round(_quantile(times, n / 10), 2) for n in range(11)]}",
+            *self._gpu(end - first),
         ]
         return "\n".join(lines)
+
+    def _gpu(self, seconds: float) -> list[str]:
+        """Return lines on the use of the GPU: means of all candidates, and the longest users."""
+        used = [record for record in (*self.records, *self.unfinished) if record.get("gpu")]
+        if not used:
+            return []
+        sums = Counter[str]()
+        for record in used:
+            sums.update({n: s for n, s in record["gpu"].items() if n != "longest_stage"})
+        means = ", ".join(f"{name} {value / len(used):.2f}" for name, value in sums.items())
+        busy = (sums["sharing_s"] + sums["timing_s"]) / seconds
+        lines = [f"GPU, seconds of a candidate: {means}", f"processes with the GPU: {busy:.2f}"]
+        for name, text in (
+            ("longest_s", "longest intervals in which no other candidate could be timed"),
+            ("memory_s", "longest with reserved memory"),
+            ("timing_s", "longest timings"),
+        ):
+            lines.append(f"{text}:")
+            for record in sorted(used, key=lambda r: -r["gpu"][name])[:SHOWN]:
+                gpu = record["gpu"]
+                state = record.get("reason") or record.get("stage") or "accepted"
+                lines.append(
+                    f"  {gpu[name]:7.2f} s  candidate {record['index']} ({state}), "
+                    f"{' '.join(record['ops'])} {record['dtype']}, in {gpu['longest_stage']}; "
+                    f"stages {record.get('stages', {})}"
+                )
+        return lines
 
 
 def main() -> None:
@@ -92,11 +130,19 @@ def main() -> None:
     )
     places: list[Any] = [visible_gpu(0)] if given.device == "cuda" else [None]
     jobs = given.jobs or default_jobs(given.device, 1)
-    observed = _Observed(given.seconds)
+    observed = _Observed()
+    signal.signal(signal.SIGALRM, observed.end)
+    signal.setitimer(signal.ITIMER_REAL, given.seconds)
     try:
-        synthesize(settings, given.out, False, jobs, observed, places)
-    except _TimeUp:
+        synthesize(
+            settings, given.out, False, jobs, observed, places, None, observed.unfinished.append
+        )
+    except (_TimeUp, KeyboardInterrupt):
+        now = time.monotonic()
+        observed.ended = observed.ended or now
         print(observed.report(jobs))
+        stopped_s = now - observed.ended
+        print(f"{len(observed.unfinished)} candidates unfinished, ended in {stopped_s:.1f} s")
 
 
 def _quantile(values: list[float], share: float) -> float:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.bench.certificates import PAUSING, REQUEST, Certificate, Certification, Kind
 from cuagent.device_lock import DeviceLock
+from cuagent.pieces import pieces
 from cuagent.task import TaskError, check_runs, flatten, open_reference, unflatten
 from cuagent.task.plain import task_from_json
 from cuagent.task.settings import baseline_settings, read_settings
@@ -337,10 +338,11 @@ def passes(output: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
     if [t.shape for t in output] != [t.shape for t in expected]:
         return False
     return all(
-        torch.allclose(a, b, atol=TOLERANCE, rtol=TOLERANCE, equal_nan=True)
+        torch.allclose(x, y, atol=TOLERANCE, rtol=TOLERANCE, equal_nan=True)
         if a.is_floating_point() or a.is_complex()
-        else torch.equal(a, b)
+        else torch.equal(x, y)
         for a, b in zip(output, expected, strict=True)
+        for x, y in pieces(a, b)
     )
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cuagent.pieces import pieces
 from cuagent.worker.operators import names_in
 
 if TYPE_CHECKING:
@@ -101,12 +102,16 @@ def _near(a: Tensor, b: Tensor) -> bool:
     if a.shape != b.shape:
         return False
     if not a.is_floating_point() or not a.numel():
-        return bool((a == b).all())
-    finite = b.isfinite()
-    if not bool((a.isfinite() == finite).all()):
-        return False
-    a, b = a.nan_to_num(0, 0, 0), b.nan_to_num(0, 0, 0)
-    return float((a - b).abs().max()) <= UNCHANGED * float(b.abs().max())
+        return all(bool((x == y).all()) for x, y in pieces(a, b))
+    limit = UNCHANGED * max(float(y.nan_to_num(0, 0, 0).abs().max()) for (y,) in pieces(b))
+    return all(_differs_by(x, y) <= limit for x, y in pieces(a, b))
+
+
+def _differs_by(a: Tensor, b: Tensor) -> float:
+    """Return the largest |a - b| over finite elements; inf if other elements are finite."""
+    if not bool((a.isfinite() == b.isfinite()).all()):
+        return float("inf")
+    return float((a.nan_to_num(0, 0, 0) - b.nan_to_num(0, 0, 0)).abs().max())
 
 
 class _Recorder(TorchDispatchMode):

@@ -10,17 +10,22 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cuagent.bench.certificates import DEGENERATE, Kind
+from cuagent.pieces import pieces
 from cuagent.synth.order import AGAIN, Order
+from cuagent.synth.progress import Progress
 from cuagent.synth.reasons import Reason, Rejected
 from cuagent.synth.shared_gpu import SharedGpu
 from cuagent.synth.sizes import (
     PROBES,
     Cost,
+    climbed,
     count_cost,
+    extrapolated,
     fastest,
     predicted_batch,
     solve,
@@ -41,6 +46,8 @@ output."""
 BUDGET_S = 4.0
 """Time limit in seconds of the search for operators without effect."""
 LARGEST_BATCH = 1 << 22
+SLOW = 4.0
+"""Ratio of a call's time to the end of the time window from which no more calls are timed."""
 ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AssertionError)
 
 
@@ -56,18 +63,32 @@ def serve(channel: socket.socket, folder: Path) -> None:
         # The number of its processes, one for each core, was read when the fork server imported it.
         torch._inductor.config.compile_threads = 1
     stages: dict[str, float] = {}
+    progress = Progress(folder)
     try:
-        answer = Examined(order, folder, stages).facts()
+        answer = Examined(order, folder, stages, progress).facts()
     except Rejected as rejected:
         answer = {"reason": rejected.reason.value, "detail": rejected.detail}
     except torch.OutOfMemoryError as error:
         detail = " ".join(str(error).split())[:200]
-        answer = {"reason": Reason.MEMORY.value, "detail": detail, AGAIN: True}
+        answer = {"reason": Reason.MEMORY.value, "detail": detail}
     except Exception as error:  # noqa: BLE001 - the process boundary: a foreign module failed
         detail = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         answer = {"reason": Reason.FAILS.value, "detail": detail}
+    if _ran_out_of_memory():
+        # The result may be wrong, because some checks regard an error as the candidate's.
+        answer[AGAIN] = not order.alone
+        if answer.get("reason") == Reason.FAILS.value:
+            answer["reason"] = Reason.MEMORY.value
     seconds = {name: round(value, 3) for name, value in stages.items()}
-    send_message(channel, answer | {"cpu_s": _cpu_seconds(), "stages": seconds})
+    answer |= {"cpu_s": _cpu_seconds(), "stages": seconds}
+    send_message(channel, answer | ({"gpu": progress.seen.to_json()} if order.lock else {}))
+
+
+def _ran_out_of_memory() -> bool:
+    """Return True if an allocation on the GPU has failed in this process."""
+    import torch
+
+    return torch.cuda.is_initialized() and torch.cuda.memory_stats().get("num_ooms", 0) > 0
 
 
 def _cpu_seconds() -> float:
@@ -83,13 +104,20 @@ class Examined:
     """One candidate task with its reference. Each method that checks raises Rejected if the check
     fails."""
 
-    def __init__(self, order: Order, folder: Path, stages: dict[str, float]) -> None:
-        """Open the candidate's task. The seconds of each stage are written to `stages`."""
+    def __init__(
+        self,
+        order: Order,
+        folder: Path,
+        stages: dict[str, float],
+        progress: Progress | None = None,
+    ) -> None:
+        """Open the candidate's task. The seconds of each stage are written to `stages`, the use of
+        a shared GPU to `progress`."""
         self.order = order
         self.folder = folder
         self.device = order.device
         self.stages = stages
-        self.gpu = SharedGpu(order.lock, order.memory)
+        self.gpu = SharedGpu(order.lock, progress)
         self.code = order.code
         with self.stage("open"):
             self.reference = self._open(order.code)
@@ -98,44 +126,53 @@ class Examined:
         """Run all checks in order and return the measured facts by name."""
         with self.stage("labels"):
             self.labels()
-        with self.gpu.slot():
-            with self.stage("sizes"):
-                batch, eager_s, cost = self.sizes()
+        with self.stage("sizes"):
+            batch, eager_s, estimate = self.sizes()
+        with self.gpu.memory(self._needed(estimate.checked(self.order.dtype))):
             with self.gpu.shared():
-                self.model = self.reference.model(0)
-                self.inputs = self.reference.inputs(0)
-                self.output = self.run(self.model, self.inputs)
-                self.finite()
-                with self.stage("fit"):
-                    self.fit()
-                with self.stage("fp64"):
-                    exact = self.fp64()
-                    error = self.agrees(self.output, exact, Reason.FP64_DIFFERS)
-                self.gpu.free()
-                with self.stage("certified"):
-                    certified = self.certified()
-        compiled = {}
-        if self.order.compile:
-            with self.stage("compiled"):
-                compiled = self.compiled(exact)
+                found, exact = self.checked(batch)
+            if self.order.compile:
+                self.gpu.keep(estimate.compiled(self.order.dtype))
+                with self.stage("compiled"):
+                    found |= self.compiled(exact)
+            del self.model, self.inputs, exact
+        return found | {"code": self.code, "batch": batch, "eager_s": eager_s}
+
+    def checked(self, batch: int) -> tuple[dict[str, Any], list[Tensor]]:
+        """Run the checks that need no compiler. Returns the facts that they find, and the outputs
+        that were computed in fp64, rounded to fp32."""
+        with self.stage("run"):
+            cost = self.cost(batch or None)
+            self.model = self.reference.model(0)
+            self.inputs = self.reference.inputs(0)
+            output = self.run(self.model, self.inputs)
+            self.finite(output)
+        with self.stage("fit"):
+            self.fit()
+        with self.stage("fp64"):
+            exact = self.fp64()
+            error = self.agrees(output, exact, Reason.FP64_DIFFERS)
+            exact = [_rounded(x) for x in exact]
+        self.gpu.free()
         found = {
-            "code": self.code,
-            "batch": batch,
-            "eager_s": eager_s,
             "error": error,
             "bytes": cost.bytes,
-            "floor_bytes": self._floor_bytes(),
+            "floor_bytes": self._floor_bytes(output),
             "flops": cost.flops,
             "inputs": [_shape(x) for x in _leaves(self.inputs)],
-            "outputs": [_shape(x) for x in self.output],
+            "outputs": [_shape(x) for x in output],
         }
-        return found | certified | compiled
+        del output
+        with self.stage("certified"):
+            return found | self.certified(), exact
 
     def _open(self, code: str) -> Reference:
         path = self.folder / TASK
         path.write_text(code, encoding="utf-8")
         try:
-            return open_reference(load_task(path, device=self.device))
+            reference = open_reference(load_task(path, device=self.device))
+            # Drawing gigabytes on a CPU takes a minute, in which no other candidate can be timed.
+            return replace(reference, draws_on_cpu=not self.order.lock)
         except TaskError as error:
             raise Rejected(Reason.SOURCE, str(error)) from error
 
@@ -144,6 +181,7 @@ class Examined:
         """Measure the seconds of the block as stage `name`, without the time spent waiting for the
         GPU."""
         begun, waited = time.perf_counter(), self.gpu.waited_s
+        self.gpu.progress.enter(name)
         try:
             yield
         finally:
@@ -175,27 +213,40 @@ class Examined:
     def sizes(self) -> tuple[int, float, Cost]:
         """Find a batch size whose eager time is in the time window.
 
-        Returns (batch size, eager seconds, counted work); the batch size is 0 if the code's own
-        size was kept.
+        Returns (batch size, eager seconds, estimated work of a call); the batch size is 0 if the
+        code's own size was kept.
         """
-        if not (self.order.solve and BATCH_LINE.search(self.code)):
-            seconds = self.timed(None)
-            with self.gpu.shared():
-                cost = self.cost(None)
-            low, high = self.order.window_s
+        order = self.order
+        low, high = order.window_s
+        if not (order.solve and BATCH_LINE.search(self.code)):
+            with self.gpu.memory(None):
+                with self.gpu.shared():
+                    cost = self.cost(None)
+                seconds = self.timed(None)
             if not low <= seconds <= high:
                 raise Rejected(Reason.TIME, f"{seconds * 1e3:.3g} ms; no constant BATCH")
             return 0, seconds, cost
         near, far = (self.cost(batch) for batch in PROBES)
-        order = self.order
         first = predicted_batch(near, far, self.device, order.dtype, order.target_s, order.memory)
-        grown = (far.made - near.made) / (PROBES[1] - PROBES[0])
-        largest = int(self.order.memory / grown) if grown > 0 else LARGEST_BATCH
-        if near.made > self.order.memory or largest < 1:
-            raise Rejected(Reason.MEMORY, f"{near.made >> 20} MiB at a batch of {PROBES[0]}")
-        batch, seconds = solve(first, self.order.window_s, self.timed, min(largest, LARGEST_BATCH))
-        with self.gpu.shared():
-            return batch, seconds, self.cost(batch)
+        grown = (far.held - near.held) / (PROBES[1] - PROBES[0])
+        largest = min(int(order.memory / grown) if grown > 0 else LARGEST_BATCH, LARGEST_BATCH)
+        if near.held > order.memory or largest < 1:
+            raise Rejected(Reason.MEMORY, f"{near.held >> 20} MiB at a batch of {PROBES[0]}")
+        first = min(first, largest)
+        if order.lock:
+            with self.gpu.memory(self._needed(extrapolated(near, far, first).timed())):
+                first = climbed(first, high, self.called)
+
+        def timed(batch: int) -> float:
+            with self.gpu.memory(self._needed(extrapolated(near, far, batch).timed())):
+                return self.timed(batch)
+
+        batch, seconds = solve(first, order.window_s, timed, largest)
+        return batch, seconds, extrapolated(near, far, batch)
+
+    def _needed(self, size: int) -> int | None:
+        """Return the bytes of memory to reserve for work that needs `size` bytes; None for all."""
+        return None if self.order.alone else size
 
     def _at(self, batch: int | None) -> tuple[Any, list[Any]]:
         """Return (model, inputs) at a batch size, and set `code` and `reference` to this size.
@@ -208,18 +259,26 @@ class Examined:
         return self.reference.model(0), self.reference.inputs(0)
 
     def timed(self, batch: int | None) -> float:
+        """Return the seconds of one eager call that has the GPU alone."""
         with self.gpu.shared():
             model, inputs = self._at(batch)
             self.run(model, inputs)
         with self.gpu.exclusive():
-            return fastest(lambda: self.run(model, inputs), self.device)
+            most_s = SLOW * self.order.window_s[1]
+            return fastest(lambda: self.run(model, inputs), self.device, most_s=most_s)
+
+    def called(self, batch: int) -> float:
+        """Return the seconds of one eager call while other candidates may use the GPU."""
+        with self.gpu.shared():
+            model, inputs = self._at(batch)
+            return fastest(lambda: self.run(model, inputs), self.device, repeats=1)
 
     def cost(self, batch: int | None) -> Cost:
         model, inputs = self._at(batch)
-        return count_cost(lambda: self.run(model, inputs))
+        return count_cost(lambda: self.run(model, inputs), _leaves(inputs))
 
-    def finite(self) -> None:
-        for number, tensor in enumerate(self.output):
+    def finite(self, output: Sequence[Tensor]) -> None:
+        for number, tensor in enumerate(output):
             if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
                 raise Rejected(Reason.NOT_FINITE, f"output {number}")
 
@@ -246,6 +305,9 @@ class Examined:
         Raises Rejected with `reason` if the difference exceeds the limit of the dtype
         (`AGREEMENT`).
         """
+        limit = AGREEMENT.get(self.order.dtype, AGREEMENT["float32"])
+        if self.device == "cuda" and self.order.dtype == "float32":
+            limit *= 4  # TF32 convolutions
         worst = 0.0
         for number, (a, b) in enumerate(zip(output, exact, strict=True)):
             if a.shape != b.shape:
@@ -255,13 +317,11 @@ class Examined:
                 if share > 0:
                     raise Rejected(reason, f"output {number}: {share:.2%} of its integers")
                 continue
-            scale = float(b.abs().max()) or 1.0
-            worst = max(worst, float((a.double() - b).abs().max()) / scale)
-        limit = AGREEMENT.get(self.order.dtype, AGREEMENT["float32"])
-        if self.device == "cuda" and self.order.dtype == "float32":
-            limit *= 4  # TF32 convolutions
-        if not worst <= limit:
-            raise Rejected(reason, f"{worst:.2g} of the largest output; the limit is {limit:g}")
+            difference, scale = _difference(a, b)
+            worst = max(worst, found := difference / (scale or 1.0))
+            if not found <= limit:  # NaN too
+                text = f"{found:.2g} of the largest output; the limit is {limit:g}"
+                raise Rejected(reason, text)
         return worst
 
     def fit(self) -> None:
@@ -353,17 +413,38 @@ class Examined:
             text = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             raise Rejected(Reason.COMPILE_FAILS, text) from error
         difference = self.agrees(output, exact, Reason.COMPILE_DIFFERS)
+        del output
         with self.gpu.exclusive():
             seconds = fastest(lambda: self.run(model, self.inputs), self.device)
         regions = metrics.generated_kernel_count
         return {"compile_s": seconds, "compile_error": difference, "regions": regions}
 
-    def _floor_bytes(self) -> int:
+    def _floor_bytes(self, output: Sequence[Tensor]) -> int:
         """Return the bytes that any kernel for the task must move: inputs, state and outputs, once
         each."""
         state = [*self.model.parameters(), *self.model.buffers()]
-        tensors = [*_leaves(self.inputs), *self.output, *state]
+        tensors = [*_leaves(self.inputs), *output, *state]
         return sum(x.numel() * x.element_size() for x in tensors)
+
+
+def _difference(a: Tensor, b: Tensor) -> tuple[float, float]:
+    """Return (largest |a - b|, largest |b|), computed in fp64. A NaN in either gives (NaN, ...)."""
+    import torch
+
+    found = [
+        torch.stack([(x.double() - y.double()).abs().max(), y.double().abs().max()])
+        for x, y in pieces(a, b)
+    ]
+    difference, scale = torch.stack(found).amax(dim=0).tolist()
+    return difference, scale
+
+
+def _rounded(tensor: Tensor) -> Tensor:
+    """Return an fp64 tensor as fp32, which needs half the memory until the compiled outputs are
+    compared."""
+    import torch
+
+    return tensor.float() if tensor.dtype is torch.float64 else tensor
 
 
 def _leaves(inputs: Sequence[Any]) -> list[Tensor]:

@@ -24,13 +24,15 @@ class Order:
     window_s: tuple[float, float]
     target_s: float
     memory: int
-    """Limit in bytes on the results of all operators of one call together."""
+    """Limit in bytes on the inputs and the results of all operators of one call together."""
     compile: bool = True
     exact_labels: bool = True
     """True if the labels must name all operators that run; False if some may be missing."""
     solve: bool = True
     """True to search a batch size whose time is in the window; False to keep the code's own
     size."""
+    alone: bool = False
+    """True to reserve all memory of a shared GPU for this candidate."""
     lock: str = ""
     """Path of the lock file of a GPU that several candidates share; "" if the device is not
     shared."""

@@ -29,6 +29,7 @@ class Reason(StrEnum):
     COMPILE_DIFFERS = "torch.compile differs from fp64"
     CRASHED = "process died"
     TIMED_OUT = "over the time limit"
+    SLOW = "too slow to check"
 
 
 MEANINGS = {
@@ -37,6 +38,7 @@ MEANINGS = {
     Reason.NEAR_DUPLICATE: "an earlier candidate has the same operator graph on the same kinds of "
     "inputs",
     Reason.DEGENERATE: "a constant, zeros, an input or half of the work passes at 1e-2",
+    Reason.SLOW: "its checks would keep the GPU from other candidates",
     Reason.TIME: "no batch size has an eager time in the window",
 }
 """Explanations in the data card for reasons whose names need one."""

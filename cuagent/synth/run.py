@@ -41,8 +41,11 @@ scale.
 The distance from both ends makes sizes change less on a busy machine, and keeps the checks of a GPU
 task short.
 """
-MEMORY = {"cpu": 256 << 20, "cuda": 2 << 30}
-"""Limit in bytes on the results of all operators of one call together."""
+MEMORY = {"cpu": 256 << 20, "cuda": 5 << 30}
+"""Limit in bytes on the inputs of one call and the results of all its operators together.
+
+An H200 moves about 4.5 GB in the millisecond at which the time window of a GPU begins.
+"""
 MOST_PER_TASK = 20
 """Largest number of candidates examined for each wanted task. A run that reaches this limit ends
 with fewer tasks."""
@@ -89,12 +92,15 @@ def synthesize(
     observe: Observe,
     gpus: Sequence[str | None] = (None,),
     compose: Compose | None = None,
+    unfinished: Callable[[Record], None] = lambda record: None,
 ) -> list[Record]:
     """Make the task set and return the records of its accepted candidates. Raises SynthError,
     KeyboardInterrupt.
 
     `jobs`: number of candidates examined at the same time. `compose`: function that returns the
-    candidate of an index; None: `compose.candidate` with the grammar.
+    candidate of an index; None: `compose.candidate` with the grammar. `unfinished` is called at the
+    end for each candidate whose examination was ended; its record has the stage and the use of the
+    GPU so far.
     """
     _begin(settings, out, resume)
     shards = Shards(out)
@@ -117,7 +123,12 @@ def synthesize(
                 for future in done:
                     run.finish(pending.pop(future), future.result())
         finally:
+            # Candidates beyond the last one needed, or all after an interrupt.
+            workers.stop()
             threads.shutdown(wait=True, cancel_futures=True)
+            for future, index in pending.items():
+                if not future.cancelled() and future.exception() is None:
+                    unfinished(run.waiting[index] | future.result())
     return run.accepted()
 
 

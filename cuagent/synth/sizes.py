@@ -8,15 +8,19 @@ the window.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from cuagent.synth.reasons import Reason, Rejected
 
 PROBES = (8, 16)
 """The two batch sizes at which the work of a call is counted."""
+CLIMB = 16
+"""Ratio of two batch sizes that are tried in turn before the predicted size, so that no call takes
+much longer than the time window allows."""
 STEPS = 4
 """Largest number of batch sizes that are timed for one task."""
 REPEATS = 5
@@ -35,6 +39,10 @@ class Rates:
     """Fixed time of one operator call in seconds."""
 
 
+MARGIN = 1.15
+"""Factor on estimates of memory, for fragmented memory."""
+FIXED = 1 << 29
+"""Bytes of memory that a process needs besides tensors, such as workspaces of libraries."""
 NOMINAL = {
     "cpu": Rates(6e9, 5e10, 2e10, 4e-6),
     "cuda": Rates(2e12, 3e13, 3e14, 6e-6),
@@ -48,9 +56,37 @@ class Cost:
     bytes: int
     """Bytes that all operators of a task together read and write."""
     made: int
-    """Total bytes of all operators' results, an upper limit of the memory of one call."""
+    """Total bytes of all operators' results, an upper limit of the memory that a call allocates."""
     flops: int
     calls: int
+    inputs: int = 0
+    outputs: int = 0
+
+    @property
+    def held(self) -> int:
+        """Upper limit in bytes of the memory of one call with its inputs."""
+        return self.inputs + self.made
+
+    def checked(self, dtype: str) -> int:
+        """Return the estimated bytes of memory that the checks of the task need at most.
+
+        The factors are numbers of copies that the stages `fit`, `fp64` and `certified` keep at the
+        same time.
+        """
+        wide = 2 if dtype == "float32" else 4
+        fit = 6 * self.inputs + self.made + 4 * self.outputs
+        fp64 = self.inputs + self.outputs + wide * self.held
+        certified = 4 * self.inputs + 3 * self.made + (4 + wide // 2) * self.outputs
+        return _with_margin(max(fit, fp64, certified))
+
+    def compiled(self, dtype: str) -> int:
+        """Return the estimated bytes of memory that the run under torch.compile needs at most, with
+        the outputs to compare with in fp32."""
+        return _with_margin(self.held + (1 if dtype == "float32" else 2) * self.outputs)
+
+    def timed(self) -> int:
+        """Return the estimated bytes of memory that timed calls need at most."""
+        return _with_margin(self.held + self.outputs)
 
     def seconds(self, device: str, dtype: str) -> float:
         """Return the predicted time of the call in seconds; `dtype`: dtype of the matrix
@@ -61,8 +97,20 @@ class Cost:
         return work + self.calls * rates.call_s
 
 
-def count_cost(run: Callable[[], Any]) -> Cost:
-    """Call `run` once and return its counted memory traffic and arithmetic."""
+def _with_margin(size: int) -> int:
+    return int(MARGIN * size) + FIXED
+
+
+def extrapolated(low: Cost, high: Cost, batch: int) -> Cost:
+    """Return the cost at a batch size, linear in the costs at the two batch sizes of `PROBES`."""
+    share = (batch - PROBES[0]) / (PROBES[1] - PROBES[0])
+    values = ((getattr(low, f.name), getattr(high, f.name)) for f in fields(Cost))
+    return Cost(*(max(0, round(a + share * (b - a))) for a, b in values))
+
+
+def count_cost(run: Callable[[], Any], inputs: Any = ()) -> Cost:
+    """Call `run` once and return its counted memory traffic and arithmetic. `inputs`: the tensors
+    that it reads."""
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -81,8 +129,9 @@ def count_cost(run: Callable[[], Any]) -> Cost:
             return out
 
     with FlopCounterMode(display=False) as flops, Counter() as counter:
-        run()
-    return Cost(counter.bytes, counter.made, flops.get_total_flops(), counter.calls)
+        output = run()
+    sizes = counter.bytes, counter.made, flops.get_total_flops(), counter.calls
+    return Cost(*sizes, _bytes(inputs), _bytes(output))
 
 
 def _bytes(values: Any) -> int:
@@ -100,8 +149,8 @@ def _bytes(values: Any) -> int:
 def predicted_batch(
     low: Cost, high: Cost, device: str, dtype: str, target_s: float, memory: int
 ) -> int:
-    """Return the batch size at which a call is predicted to take `target_s` seconds and its results
-    fit into `memory` bytes.
+    """Return the batch size at which a call is predicted to take `target_s` seconds and its inputs
+    and results fit into `memory` bytes.
 
     `low`, `high`: costs at the two batch sizes of `PROBES`.
     """
@@ -111,7 +160,7 @@ def predicted_batch(
     if slope <= 0:
         return PROBES[0]
     batch = PROBES[0] + (target_s - near) / slope
-    if (grown := (high.made - low.made) / step) > 0:
+    if (grown := (high.held - low.held) / step) > 0:
         batch = min(batch, memory / grown)
     return rounded(batch)
 
@@ -121,6 +170,22 @@ def rounded(batch: float) -> int:
     whole = max(1, int(batch))
     shift = max(0, whole.bit_length() - 4)
     return whole >> shift << shift
+
+
+def climbed(first: int, most_s: float, call_s: Callable[[int], float]) -> int:
+    """Return `first`, or a smaller batch size at which one call already takes longer than `most_s`
+    seconds.
+
+    The nominal rates may be far too high for an operator. So calls grow in steps of `CLIMB`, each
+    only if the call before took at most `most_s`. `call_s`: function that returns the seconds of
+    one call at a batch size.
+    """
+    batch = PROBES[1] * CLIMB
+    while batch < first:
+        if call_s(batch) > most_s:
+            return batch
+        batch *= CLIMB
+    return first
 
 
 def solve(
@@ -144,14 +209,19 @@ def solve(
     raise Rejected(Reason.TIME, f"{seconds * 1e3:.3g} ms at a batch of {max(tried)}")
 
 
-def fastest(run: Callable[[], Any], device: str) -> float:
-    """Return the seconds of the fastest of `REPEATS` calls."""
+def fastest(
+    run: Callable[[], Any], device: str, repeats: int = REPEATS, most_s: float = math.inf
+) -> float:
+    """Return the seconds of the fastest of `repeats` calls after one call that is not timed.
+
+    Ends early once a call has taken longer than `most_s` seconds.
+    """
     import torch
 
     wait: Callable[[], None] = torch.cuda.synchronize if device == "cuda" else lambda: None
     run()
-    times = []
-    for _ in range(REPEATS):
+    times: list[float] = []
+    while len(times) < repeats and not (times and times[-1] > most_s):
         wait()
         started = time.perf_counter()
         run()

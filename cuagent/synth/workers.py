@@ -7,9 +7,11 @@ remains on disk.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import shutil
+import signal
 import tempfile
 import threading
 import time
@@ -19,13 +21,22 @@ from pathlib import Path
 from typing import Any
 
 from cuagent.synth.order import AGAIN, Order
+from cuagent.synth.progress import Seen, read_progress
 from cuagent.synth.reasons import Reason
 from cuagent.worker import ForkServer
 from cuagent.worker.channel import receive_message
+from cuagent.worker.fork_server import Child
 
 TIME_LIMIT_S = 300.0
-"""Limit of the wall time in seconds for examining one candidate. It is long, so that a busy machine
-does not change the set."""
+"""Limit of the wall time in seconds for examining one candidate, without the time spent waiting for
+a shared GPU. It is long, so that a busy machine does not change the set."""
+INTERVAL_LIMIT_S = 20.0
+"""Limit in seconds of an interval in which a candidate keeps a shared GPU from the timings of
+others. It usually takes less than one second; the first use of a library takes several."""
+HELD_LIMIT_S = 60.0
+"""Limit in seconds of all such intervals of one candidate together."""
+POLL_S = 0.2
+"""Seconds between two looks at a candidate's state."""
 EXIT_S = 10.0
 """Longest wait in seconds for a process to exit after it has sent its answer."""
 COMPILER = ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.codegen.cpp")
@@ -49,10 +60,8 @@ DRIVERS = "triton_drivers"
 """Name of the folder with the parts of Triton's cache that all children share."""
 TRITON_DRIVER = "cuda_utils"
 """Prefix of the file name of the library through which Triton calls the CUDA driver."""
-MEMORY_TRIES = 3
-"""Largest number of times that a candidate is examined while other processes use the device's
-memory."""
-MEMORY_WAIT_S = 2.0
+INTERRUPTED = "interrupted"
+"""Key of the answer for a candidate that `Workers.stop` ended."""
 
 
 class Workers:
@@ -73,6 +82,11 @@ class Workers:
         self._drivers = self.fork_server.folder / DRIVERS
         self._drivers.mkdir()
         self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._running: set[int] = set()
+        """Process ids of the candidates that are being examined."""
+        self._started = False
+        """True once the fork server has forked a child; until then it imports torch."""
 
     def __enter__(self) -> Workers:
         return self
@@ -89,12 +103,23 @@ class Workers:
         if self.device == "cuda":
             place = slot % len(self.gpus)
             order = replace(order, lock=str(self.fork_server.folder / f"gpu{place}.lock"))
-        for attempt in range(MEMORY_TRIES):
+        answer = self.run("cuagent.synth.examine", order.write, slot, limit_s)
+        if answer.pop(AGAIN, False):
+            order = replace(order, alone=True)
             answer = self.run("cuagent.synth.examine", order.write, slot, limit_s)
-            if not answer.pop(AGAIN, False):
-                break
-            time.sleep(MEMORY_WAIT_S * (attempt + 1))
+            answer.pop(AGAIN, None)
         return answer
+
+    def stop(self) -> None:
+        """End all candidates' processes now. Calls of `run` return soon, with the key
+        `INTERRUPTED`."""
+        self._stopped.set()
+        with self._lock:
+            pids = list(self._running) if self._started else [self.fork_server.pid]
+        for pid in pids:
+            # The fork server still has to collect the exit status, so the number is not reused.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
 
     def run(
         self, program: str, write: Callable[[Path], None], slot: int, limit_s: float
@@ -102,28 +127,56 @@ class Workers:
         """Run `program.serve` in a child process, in a folder that `write` fills. Return the
         child's answer.
 
-        If the child dies or exceeds `limit_s` seconds, the answer has `reason` and `detail`.
+        If the child dies, exceeds `limit_s` seconds or keeps a shared GPU too long, the answer has
+        `reason` and `detail`.
         """
         folder = Path(tempfile.mkdtemp(prefix="synth-", dir=self.fork_server.folder))
         try:
             write(folder)
             child = self.fork_server.fork(program, folder, self._environment(folder, slot))
             try:
-                ended, _, _ = select.select([child.channel], [], [], limit_s)
-                received = receive_message(child.channel) if ended else None
-                if received is not None and child.pidfd is not None:
+                with self._lock:
+                    self._started = True
+                    self._running.add(child.pid)
+                answer = self._answer(child, folder, limit_s)
+                if child.pidfd is not None and not self._stopped.is_set():
                     # A GPU process takes long to end, and the fork server waits for it.
                     select.select([child.pidfd], [], [], EXIT_S)
             finally:
+                with self._lock:
+                    self._running.discard(child.pid)
                 self.fork_server.end(child)
             self._keep_driver(folder / TRITON)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        if received is not None:
-            return received[0]
-        if not ended:
-            return {"reason": Reason.TIMED_OUT.value, "detail": f"over {limit_s:.0f} s"}
-        return {"reason": Reason.CRASHED.value, "detail": "its process died"}
+        return answer
+
+    def _answer(self, child: Child, folder: Path, limit_s: float) -> dict[str, Any]:
+        """Wait for the child's answer, or for a reason to end it, and return the answer."""
+        begun = time.monotonic()
+        seen: Seen | None = None
+        while True:
+            ended, _, _ = select.select([child.channel], [], [], POLL_S)
+            if (published := read_progress(folder)) is not None:
+                seen = published.at(time.monotonic())
+            if self._stopped.is_set():
+                found: dict[str, Any] = {INTERRUPTED: True}
+                break
+            if ended:
+                if (received := receive_message(child.channel)) is not None:
+                    return received[0]
+                found = {"reason": Reason.CRASHED.value, "detail": "its process died"}
+                break
+            waited_s = 0.0 if seen is None else seen.waited_s
+            if time.monotonic() - begun - waited_s > limit_s:
+                found = {"reason": Reason.TIMED_OUT.value, "detail": f"over {limit_s:.0f} s"}
+                break
+            if seen is not None and (text := _kept_too_long(seen)):
+                found = {"reason": Reason.SLOW.value, "detail": text}
+                break
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(child.pid, signal.SIGKILL)
+        return found | ({} if seen is None else {"gpu": seen.to_json(), "stage": seen.stage})
 
     def _environment(self, folder: Path, slot: int) -> dict[str, str]:
         cache = folder / "inductor"
@@ -152,6 +205,15 @@ class Workers:
                 return
             for library in cache.glob(f"*/{TRITON_DRIVER}*.so"):
                 shutil.copytree(library.parent, self._drivers / library.parent.name)
+
+
+def _kept_too_long(seen: Seen) -> str:
+    """Return how a candidate has exceeded a limit on its use of the GPU; "" if it has not."""
+    if seen.longest_s > INTERVAL_LIMIT_S:
+        return f"{seen.longest_stage}: over {INTERVAL_LIMIT_S:.0f} s without a pause"
+    if seen.held_s > HELD_LIMIT_S:
+        return f"over {HELD_LIMIT_S:.0f} s with the GPU"
+    return ""
 
 
 def default_jobs(device: str, gpus: int) -> int:

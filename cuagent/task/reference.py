@@ -14,7 +14,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -42,6 +42,9 @@ class Reference:
     cls: type[torch.nn.Module]
     init_args: tuple[tuple[Any, ...], dict[str, Any]]
     """Positional and named arguments of the constructor."""
+    draws_on_cpu: bool = True
+    """True if inputs are drawn on the CPU when the GPU has too little free memory to draw them.
+    This takes a second for a gigabyte or longer."""
 
     def model(self, seed: int = 0) -> torch.nn.Module:
         """Return a new model in eval mode on the task's device, with parameters drawn from `seed`.
@@ -87,8 +90,12 @@ class Reference:
         what = "get_inputs()" if given is None else f"--inputs {given}"
         if self.task.device is Device.CUDA:
             there = torch.device(self.task.device.value)
-            with suppress(TaskError), _user_code(self.task, what), _seeded(seed), there:
-                return self._draw_once()
+            try:
+                with _user_code(self.task, what), _seeded(seed), there:
+                    return self._draw_once()
+            except TaskError as error:
+                if isinstance(error.__cause__, torch.OutOfMemoryError) and not self.draws_on_cpu:
+                    raise
         with _user_code(self.task, what), _seeded(seed):
             return self._draw_once()
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow
@@ -20,6 +21,7 @@ from cuagent.bench.record_form import TEXTS
 from cuagent.bench.results import FORMAT, opened_for_writing
 from cuagent.cli.main import run as command
 from cuagent.synth.audit import audit
+from cuagent.synth.candidate import Candidate
 from cuagent.synth.dataset import (
     COLUMNS,
     SPLITS,
@@ -32,7 +34,7 @@ from cuagent.synth.dataset import (
     write_set,
 )
 from cuagent.synth.run import Settings, SynthError, synthesize
-from cuagent.synth.shards import Shards
+from cuagent.synth.shards import Record, Shards
 from cuagent.training.data.tasks import load_tasks, task_difficulties
 
 pytestmark = pytest.mark.slow
@@ -41,11 +43,12 @@ COUNT = 4
 OPTIONS = ("--count", str(COUNT), "--seed", "4", "--device", "cpu", "--jobs", "2", "--no-compile")
 
 
-def make(out: Path, *more: str) -> subprocess.Popen[bytes]:
-    """Start `cuagent synth` in a new process group."""
+def make(out: Path, *more: str, temporary: str = "") -> subprocess.Popen[bytes]:
+    """Start `cuagent synth` in a new process group. `temporary`: folder for temporary files."""
     arguments = [sys.executable, "-m", "cuagent", "synth", *OPTIONS, "--out", str(out), *more]
     arguments += ["--families", "blocks:0,recurrent:0"]
-    return subprocess.Popen(arguments, start_new_session=True)
+    environment = os.environ | ({"TMPDIR": temporary} if temporary else {})
+    return subprocess.Popen(arguments, start_new_session=True, env=environment)
 
 
 @pytest.fixture(scope="session")
@@ -77,6 +80,62 @@ def test_killed_run_resumes_to_the_same_set(made: Path, tmp_path: Path) -> None:
     assert make(out, "--resume").wait(300) == 0
     assert texts(out) == texts(made)
     assert shard.read_bytes().startswith(before)
+
+
+def test_interrupt_ends_a_run_at_once_and_leaves_no_process(tmp_path: Path) -> None:
+    out = tmp_path / "interrupted"
+    process = make(out, temporary=str(tmp_path))
+    deadline = time.monotonic() + 200
+    while not list((out / "shards").glob("*.jsonl")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(_processes(tmp_path)) > 1
+    process.send_signal(signal.SIGINT)
+    asked = time.monotonic()
+    assert process.wait(60) == 130
+    assert time.monotonic() - asked < 5  # usually below one second; the tests' machine is busy
+    assert _processes(tmp_path) == []
+    assert list(tmp_path.glob("cuagent-*")) == []
+
+
+def test_interrupt_does_not_wait_for_candidates_and_reports_them(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    hangs = task(
+        "open(PATH, 'w').close(); time.sleep(200)",
+        before=f"import time\nPATH = {str(begun)!r}",
+    )
+
+    def compose(index: int) -> Candidate | None:
+        return (
+            Candidate(0, hangs, ("torch.exp",), ("elementwise",), "float32") if not index else None
+        )
+
+    asked: list[float] = []
+    unfinished: list[Record] = []
+
+    def observe(*_: object) -> None:  # the candidates that cannot be composed have records
+        while not begun.exists():
+            time.sleep(0.01)
+        asked.append(time.monotonic())
+        raise KeyboardInterrupt
+
+    settings = Settings(1, compile=False)
+    with pytest.raises(KeyboardInterrupt):
+        synthesize(
+            settings, tmp_path / "out", False, 2, observe, (None,), compose, unfinished.append
+        )
+    assert time.monotonic() - asked[0] < 5  # usually below one second
+    assert [record["index"] for record in unfinished] == [0]
+    assert [record["index"] for record in Shards(tmp_path / "out").read()] == [1]
+
+
+def _processes(folder: Path) -> list[str]:
+    """Return the commands of all processes that name the folder: the run and its fork server with
+    children."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            found.append(path.read_text(errors="replace"))
+    return [command for command in found if str(folder) in command]
 
 
 def test_set_has_the_columns_the_papers_first(made: Path) -> None:

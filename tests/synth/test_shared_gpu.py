@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 from synth_tasks import order, task
 
 from cuagent.synth.examine import Examined
-from cuagent.synth.shared_gpu import PEAK, SharedGpu, slots
+from cuagent.synth.reasons import Reason
+from cuagent.synth.shared_gpu import SharedGpu
+from cuagent.synth.workers import Workers
 
 GIB = 1 << 30
 
@@ -26,31 +29,44 @@ def without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 20 * GIB))
 
 
-def test_as_many_candidates_have_a_slot_as_fit() -> None:
-    assert slots(80 * GIB, 2 * GIB) == 80 // (2 * PEAK)
-    assert slots(GIB, 2 * GIB) == 1
-
-
-def test_a_second_candidate_waits_for_the_memory_of_the_first(tmp_path: Path) -> None:
-    first, second = (SharedGpu(str(tmp_path / "gpu.lock"), 2 * GIB) for _ in range(2))
+def test_a_candidate_waits_for_the_memory_of_another(tmp_path: Path) -> None:
+    first, second = (SharedGpu(str(tmp_path / "gpu.lock")) for _ in range(2))
     entered = threading.Event()
 
     def enter() -> None:
-        with second.slot():
+        with second.memory(9 * GIB):
             entered.set()
 
-    with first.slot():
+    with first.memory(9 * GIB):
         thread = threading.Thread(target=enter)
         thread.start()
         assert not entered.wait(0.2)
-    assert entered.wait(5)
+        first.keep(2 * GIB)
+        assert entered.wait(5)
     thread.join()
     assert second.waited_s > 0.1
     assert first.waited_s < 0.1
 
 
+def test_memory_of_a_process_that_died_is_free(tmp_path: Path) -> None:
+    folder = tmp_path / "gpu.memory"
+    folder.mkdir()
+    (folder / f"{16 * GIB}.dead").touch()
+    gpu = SharedGpu(str(tmp_path / "gpu.lock"))
+    with gpu.memory(None):
+        assert [path.name.partition(".")[0] for path in folder.iterdir()] == [str(17 * GIB)]
+    assert list(folder.iterdir()) == []
+    assert gpu.waited_s < 1
+
+
+def test_need_beyond_the_memory_gets_all_of_it(tmp_path: Path) -> None:
+    gpu = SharedGpu(str(tmp_path / "gpu.lock"))
+    with gpu.memory(90 * GIB):
+        assert gpu.progress.seen.memory == 17 * GIB
+
+
 def test_a_timing_has_the_device_alone_once_the_checks_give_way(tmp_path: Path) -> None:
-    checking, timing = (SharedGpu(str(tmp_path / "gpu.lock"), GIB) for _ in range(2))
+    checking, timing = (SharedGpu(str(tmp_path / "gpu.lock")) for _ in range(2))
     timed, ended, overlaps = threading.Event(), threading.Event(), []
 
     def measure() -> None:
@@ -96,3 +112,48 @@ def test_two_candidates_are_examined_at_the_same_time(tmp_path: Path) -> None:
         1: True,
     }
     assert set(answers[0]["stages"]) >= {"labels", "sizes", "fit", "fp64", "certified", "waiting"}
+
+
+WITHOUT_CUDA = """import time
+torch.cuda.synchronize = torch.cuda.empty_cache = lambda: None
+torch.cuda.mem_get_info = lambda: (0, 20 << 30)
+"""
+
+
+@pytest.mark.slow
+def test_candidate_that_keeps_the_device_is_ended_and_the_others_go_on(
+    tmp_path: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One call takes minutes at a size that no measurement of smaller ones predicts."""
+    monkeypatch.setattr("cuagent.synth.workers.INTERVAL_LIMIT_S", 3.0)
+    hangs = "if x.shape[0] > 100: time.sleep(300)\n        return torch.exp(x)"
+    forwards = {hangs: "torch.exp", "return F.gelu(x)": "nn.functional.gelu"}
+    forwards |= {"return torch.sinh(x)": "torch.sinh"}
+
+    def examine(item: tuple[str, str]) -> dict[str, Any]:
+        code = task(item[0], before=WITHOUT_CUDA)
+        asked = replace(order(code, item[1], solve=True), lock=str(tmp_path / "gpu.lock"))
+        return workers.examine(asked, limit_s=100)
+
+    started = time.monotonic()
+    with ThreadPoolExecutor(3) as threads:
+        first, *others = threads.map(examine, forwards.items())
+    assert first["reason"] == Reason.SLOW.value
+    assert first["gpu"]["longest_s"] > 3
+    assert first["gpu"]["longest_stage"] == "sizes"
+    assert all("reason" not in answer for answer in others), others
+    assert all(answer["gpu"]["longest_s"] < 3 for answer in others), others
+    assert time.monotonic() - started < 60
+
+
+@pytest.mark.slow
+def test_slow_operator_is_sized_without_a_call_at_the_predicted_size(
+    tmp_path: Path, workers: Workers
+) -> None:
+    """The predicted size of this task has tens of thousands of rows, so a call there would take
+    minutes."""
+    slow = "time.sleep(x.shape[0] * 1e-3)\n        return torch.exp(x)"
+    asked = order(task(slow, before=WITHOUT_CUDA), "torch.exp", solve=True)
+    answer = workers.examine(replace(asked, lock=str(tmp_path / "gpu.lock")))
+    assert answer["gpu"]["longest_s"] < 5
+    assert answer.get("batch", 0) <= 20, answer

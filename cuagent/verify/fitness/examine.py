@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from cuagent.pieces import pieces
 from cuagent.verify.inputs.derive import derive
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.trace.hooks import intercept_operators
@@ -147,7 +148,7 @@ def _differ(a: Tensor, b: Tensor) -> bool:
 
     if a.shape != b.shape:
         return True
-    return not (torch.equal(a, b) or distance(a, b) == 0)
+    return any(not (torch.equal(x, y) or distance(x, y) == 0) for x, y in pieces(a, b))
 
 
 def distance(a: Tensor, b: Tensor) -> float:
@@ -161,14 +162,16 @@ def distance(a: Tensor, b: Tensor) -> float:
     if not a.numel():
         return 0.0
     if not (a.is_floating_point() or a.is_complex()):
-        return float((a != b).any())
-    if not torch.equal(a.isfinite(), b.isfinite()):
-        return float("inf")
-    finite = a.isfinite()
-    if not bool(finite.any()):
-        return 0.0
-    scale = float(a[finite].abs().max())
-    return float((a[finite] - b[finite]).abs().max()) / max(scale, 1e-30)
+        return float(any(bool((x != y).any()) for x, y in pieces(a, b)))
+    worst = scale = 0.0
+    for x, y in pieces(a, b):
+        finite = x.isfinite()
+        if not torch.equal(finite, y.isfinite()):
+            return float("inf")
+        # Not x[finite], which creates an index of 8 bytes for each dimension of each element.
+        scale = max(scale, float(torch.where(finite, x.abs(), 0).max()))
+        worst = max(worst, float(torch.where(finite, (x - y).abs(), 0).max()))
+    return worst / max(scale, 1e-30)
 
 
 def _finite(tensor: Tensor) -> bool:
