@@ -59,9 +59,9 @@ def place(model: Any, placement: Placement, device: str | torch.device) -> Any:
     """Return the model replicated or sharded on its device(s), ready for training. Create its
     optimizer afterwards.
 
-    With one process `sharded` has no effect. In 16 bits only matrix products and attention are
-    computed: sums over the layers, the logits and the values are fp32, whatever the weights' type
-    is. Otherwise the rounding of sampler and trainer would add up to more than twice the difference
+    With one process `sharded` has no effect. Only matrix products and attention are computed in 16
+    bits. Sums over the layers, logits and values are fp32 for every type of the weights: rounding
+    them would more than double the difference between sampler and trainer
     (`docs/research/scale.md`).
     """
     kind = torch.device(device).type
