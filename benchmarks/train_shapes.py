@@ -1,10 +1,11 @@
-"""Play and train models in the shape of real ones: random weights, the real prompt and tools.
+r"""Play and train models in the shape of real ones: random weights, the real prompt and tools.
 
     python benchmarks/train_shapes.py --shape tiny --stages probe,sample,agree,rft,value,ppo   # CPU
     python benchmarks/train_shapes.py --shape qwen-1.5b --stages probe --out run
     python benchmarks/train_shapes.py --shape qwen-1.5b --stages sample,agree --out run
     python benchmarks/train_shapes.py --shape qwen-1.5b --stages rft,value,ppo --out run
-    python benchmarks/train_shapes.py --shape qwen-7b-lora --stages sample,agree --out run-7b
+    python benchmarks/train_shapes.py --shape qwen-7b-lora --stages probe,sample,agree \
+        --seconds 240 --cache-tokens 1048576 --out run-7b
 
 Each stage can run alone; its figures go to `OUT/figures.json`, one entry for each stage.
 
@@ -13,6 +14,7 @@ Each stage can run alone; its figures go to `OUT/figures.json`, one entry for ea
   prompt and tools, untimed verdicts. A turn has tokens that the policy samples (their number is set
   by `--seconds`), then a tool call that is dictated, because random weights write none. The output
   of the tools fills the context. An interrupted stage goes on with the episodes that are missing.
+  After `probe` it plays fewer episodes if the time does not allow all.
 - `agree` scores these episodes with the trainer and compares log-probabilities with the sampler's.
 - `rft`, `value` and `ppo` make updates as the stages do; without episodes of `sample` they use
   random ids with the same segments. A step that would pass `--seconds` is not begun.
@@ -32,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from train_shapes_models import FAMILIES, SHAPES, Shape, decoder, random_episodes
+from train_shapes_models import FAMILIES, SHAPES, Shape, decoder, random_episodes, with_room
 from train_shapes_play import DICTATED, MOST_REPLY, Scripted, make_chat, task_folder
 
 from cuagent.agent.prompt import opening
@@ -67,6 +69,10 @@ JUDGING_S = 25
 """Seconds reserved for opening and judging the tasks."""
 AGREE_SHARE = 0.2
 """Share of the time limit for comparing log-probabilities."""
+REREAD = 1.4
+"""Tokens that the engine computes, per token of an episode (measured: 1.32)."""
+TOOLS_S = 3.5
+"""Seconds of a turn for tools and decoding (measured: 3.3 for the tools of 64 conversations)."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -115,6 +121,7 @@ class Bench:
         # The critic begins as a copy of the backbone; adapters share the backbone afterwards.
         self.plain_critic = new_critic(plain) if wants_critic(options.stages) else None
         self.actor = prepare_model(plain, self.config, self.device).eval()
+        self.config = with_room(self.config, self.actor)
         print(f"model of {self.weights / 1e9:.3f}e9 weights in {time.monotonic() - start:.0f} s",
               flush=True)  # fmt: skip
 
@@ -235,10 +242,27 @@ def probe(bench: Bench) -> Figures:
     }
 
 
+def playable(bench: Bench) -> int:
+    """Return the number of episodes to play: that of the shape, or as many groups that fit into the
+    cache as the time allows at the speed of the stage `probe`."""
+    shape, found = bench.shape, bench.found().get("probe")
+    if found is None or found["device"] != bench.facts()["device"]:
+        return shape.episodes
+    rows = int(found["conversations"])
+    reading = REREAD * rows * shape.context / found["read_tokens_per_s"]
+    left = bench.left() - JUDGING_S - AGREE_SHARE * bench.options.seconds
+    groups = int(left / (reading + shape.turns * TOOLS_S))
+    episodes = min(shape.episodes, rows * max(1, groups))
+    if episodes < shape.episodes:
+        print(f"{episodes} of {shape.episodes} episodes: {left:.0f} s are left, and {rows} take "
+              f"about {reading + shape.turns * TOOLS_S:.0f} s", flush=True)  # fmt: skip
+    return episodes
+
+
 def sample(bench: Bench) -> Figures:
     """Play the episodes of the stage `sample` (see the module's docstring); return its figures."""
     shape, options, play = bench.shape, bench.options, bench.config.play
-    episodes = options.episodes or shape.episodes
+    episodes = options.episodes or playable(bench)
     tasks = load_tasks(task_folder(bench.out / "tasks"), bench.device)
     with make_pool(bench.config, bench.device, tasks) as pool:
         plays = make_collector(

@@ -3,13 +3,18 @@ episodes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from cuagent.training.data.segments import Episode, Kind, Segment
+from cuagent.training.engines.engine import free_memory, token_bytes
 from cuagent.training.policy.placement import Dtype
+from cuagent.training.settings import TrainConfig
+
+ROOM = 8 << 30
+"""Bytes of GPU memory that the cache leaves to activations, recorded passes and judges."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,20 @@ def decoder(shape: Shape, family: str, chat: Any, dtype: Dtype, device: str) -> 
         return transformers.AutoModelForCausalLM.from_config(
             settings, attn_implementation="sdpa", dtype=dtype.torch
         )
+
+
+def with_room(config: TrainConfig, actor: Any) -> TrainConfig:
+    """Return settings whose cache leaves `ROOM` bytes of the GPU's free memory; report a change."""
+    free, asked = free_memory(actor.device), config.play.cache_tokens
+    if free is None or asked is None:
+        return config
+    # Keys and values have two bytes a number on a GPU, whatever the type of the weights is.
+    fits = (free - ROOM) // (token_bytes(actor) // actor.dtype.itemsize * 2)
+    if asked <= fits:
+        return config
+    whole = max(1, fits // config.play.context) * config.play.context
+    print(f"cache of {whole} tokens instead of {asked}: {free / 2**30:.1f} GiB are free")
+    return replace(config, play=replace(config.play, cache_tokens=whole))
 
 
 def random_episodes(shape: Shape, context: int) -> list[Episode]:

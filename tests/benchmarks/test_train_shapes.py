@@ -52,3 +52,10 @@ def test_interrupted_episodes_are_not_played_again(tmp_path: Path) -> None:
     second = json.loads((tmp_path / "figures.json").read_text())["sample"]
     assert second["episodes"] == 2
     assert second["sampled_tokens"] == first["sampled_tokens"] // 2
+
+
+def test_fewer_episodes_are_played_if_the_time_does_not_allow_all(tmp_path: Path) -> None:
+    probe = {"device": "cpu", "conversations": 2, "read_tokens_per_s": 100}
+    (tmp_path / "figures.json").write_text(json.dumps({"probe": probe}))
+    main(["--shape", "tiny", "--stages", "sample", "--reply", "8", "--out", str(tmp_path)])
+    assert json.loads((tmp_path / "figures.json").read_text())["sample"]["episodes"] == 2

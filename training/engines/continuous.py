@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from itertools import count
 from typing import Any
@@ -23,6 +23,7 @@ import torch
 from cuagent.training.engines.engine import EngineError, OutOfMemory, Request, Sampled, lacks_memory
 from cuagent.training.policy.packed_attention import NAME as PACKED
 from cuagent.training.policy.packed_attention import packs
+from cuagent.training.policy.placement import narrow_sums
 
 POLL_S = 0.2
 """Seconds between two checks of the results and of the stop event."""
@@ -69,11 +70,12 @@ class ContinuousEngine:
     def open(self) -> Iterator[None]:
         """Start the batching thread; stop it at the end of the context. Raises EngineError if the
         model or this version of transformers does not support batching."""
-        packed = hasattr(self.actor, "config") and packs(self.actor)
+        real = hasattr(self.actor, "config")
+        packed = real and packs(self.actor)
         if packed:  # transformers accepts only its own attentions
             self.actor.set_attn_implementation("sdpa")
         try:
-            with self._running():
+            with narrow_sums(self.actor) if real else nullcontext(), self._running():
                 yield
         finally:
             if packed:

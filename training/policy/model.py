@@ -15,18 +15,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from cuagent.training import parallel
 from cuagent.training.algorithms.losses import token_entropy, token_logprobs
 from cuagent.training.data.batch import Batch, microbatches, packed_microbatches, take
 from cuagent.training.data.segments import RecordError
+from cuagent.training.policy.head import logits as logits_of
+from cuagent.training.policy.head import spans, token_logprobs_of
 from cuagent.training.policy.packed_attention import arguments, packs
 from cuagent.training.policy.placement import full_state_dict, is_sharded
 
 OfLogits = Callable[[Tensor, Tensor], Tensor]
-CHUNK = 1024
-"""Largest number of action tokens whose logits are in memory at the same time."""
+OfHidden = Callable[[Any, Tensor, Tensor], Tensor]
 AFTER_HEAD = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier")
 """Configuration names of scaling or capping that some model families apply to the logits after the
 head."""
@@ -165,36 +165,31 @@ def value_head(critic: Any) -> torch.nn.Module:
     return linear[0]
 
 
-def of_actions(actor: Any, batch: Batch, compute: OfLogits) -> Tensor:
-    """Return `compute(logits, ids)` for the N action tokens, [N, k] in the order of `batch.drawn`.
+def of_actions(actor: Any, batch: Batch, of_hidden: OfHidden, of_logits: OfLogits) -> Tensor:
+    """Return numbers of the N action tokens, [N, k] in the order of `batch.drawn`.
 
-    `compute` is called with the `logits` [n, V] that predict the tokens `ids` [n], and returns [n,
-    k]. The head skips other positions: in an episode with much tool output they would take most of
-    its time and memory. The head processes `CHUNK` tokens at a time, and recomputes them in the
-    backward pass, so only one chunk of logits is in memory. 1,024 tokens of a vocabulary of 152,000
-    take 0.6 GB in fp32.
+    The head skips other positions: in an episode with much tool output they would take most of its
+    time and memory. `of_hidden` is called with the head and the hidden states [N, width] that
+    predict the tokens `ids` [N]; it bounds the memory of the logits. `of_logits` is called instead
+    with all logits [N, V] if the head cannot be called alone.
     """
     head, ids = actor.get_output_embeddings(), batch.ids.flatten()[batch.drawn]
     drawn = batch.drawn if batch.packing is None else batch.packing.drawn
     if not has_plain_head(actor):
-        return compute(_all_logits(actor, head, batch, drawn), ids)
-    own = head.forward
+        return of_logits(_all_logits(actor, head, batch, drawn), ids)
+    before = head.__dict__.get("forward")
 
-    def chunk(hidden: Tensor, ids: Tensor) -> Tensor:
-        return compute(own(hidden), ids)
+    def picked(hidden: Tensor) -> Tensor:
+        return of_hidden(head, hidden.flatten(0, 1).index_select(0, drawn - 1), ids)
 
-    def chunks(hidden: Tensor) -> Tensor:
-        picked = hidden.flatten(0, 1)[drawn - 1]
-        parts = zip(picked.split(CHUNK), ids.split(CHUNK), strict=True)
-        if not torch.is_grad_enabled():
-            return torch.cat([chunk(*part) for part in parts])
-        return torch.cat([checkpoint(chunk, *part, use_reentrant=False) for part in parts])
-
-    head.forward = chunks  # called by the model's forward, within its dtype and hooks
+    head.forward = picked  # called by the model's forward, within its dtype and hooks
     try:
         return outputs(actor, batch)
     finally:
-        del head.forward
+        if before is None:
+            del head.forward
+        else:
+            head.forward = before
 
 
 def outputs(model: Any, batch: Batch) -> Tensor:
@@ -213,11 +208,12 @@ def has_plain_head(actor: Any) -> bool:
     """Return True if the head can be called alone, on chunks of hidden states, to compute the
     logits.
 
-    False for model families that scale or cap the outputs after the head, and for sharded models,
-    which gather the head's weights only within their own forward pass.
+    False for model families that scale or cap the outputs after the head, for sharded models, which
+    gather the head's weights only within their own forward pass, and for heads with adapters.
     """
-    config = actor.config.get_text_config()
-    return not is_sharded(actor) and not any(getattr(config, name, None) for name in AFTER_HEAD)
+    config, head = actor.config.get_text_config(), actor.get_output_embeddings()
+    plain = type(head) is torch.nn.Linear and not is_sharded(actor)
+    return plain and not any(getattr(config, name, None) for name in AFTER_HEAD)
 
 
 def _all_logits(actor: Any, head: Any, batch: Batch, drawn: Tensor) -> Tensor:
@@ -283,18 +279,29 @@ def per_token(
 
 def logprobs_of(actor: Any, batch: Batch) -> Tensor:
     """Return the log-probabilities of the action tokens, [B, L] fp32; 0 at other tokens."""
-    found = of_actions(actor, batch, lambda logits, ids: token_logprobs(logits, ids)[:, None])
-    return scatter_tokens(found[:, 0], batch)
+
+    def of_hidden(head: Any, hidden: Tensor, ids: Tensor) -> Tensor:
+        return token_logprobs_of(head, hidden, ids)[:, None]
+
+    def of_logits(logits: Tensor, ids: Tensor) -> Tensor:
+        return token_logprobs(logits, ids)[:, None]
+
+    return scatter_tokens(of_actions(actor, batch, of_hidden, of_logits)[:, 0], batch)
 
 
+@torch.no_grad()
 def logprobs_and_entropy(actor: Any, batch: Batch) -> Tensor:
     """Return the log-probabilities (index 0) and the entropies (index 1) at the action tokens, from
-    one pass, [2, B, L] fp32."""
+    one pass without gradients, [2, B, L] fp32."""
 
-    def both(logits: Tensor, ids: Tensor) -> Tensor:
+    def of_logits(logits: Tensor, ids: Tensor) -> Tensor:
         return torch.stack([token_logprobs(logits, ids), token_entropy(logits)], 1)
 
-    found = of_actions(actor, batch, both)
+    def of_hidden(head: Any, hidden: Tensor, ids: Tensor) -> Tensor:
+        parts = spans(len(ids), 2 * head.out_features)  # the entropy needs a second array
+        return torch.cat([of_logits(logits_of(head, hidden[p]), ids[p]) for p in parts])
+
+    found = of_actions(actor, batch, of_hidden, of_logits)
     return torch.stack([scatter_tokens(found[:, k], batch) for k in range(2)])
 
 

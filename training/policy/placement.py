@@ -10,7 +10,8 @@ sharded model.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -21,7 +22,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from cuagent.training import parallel
+from cuagent.training.policy.head import use_fp32_heads
 from cuagent.training.policy.packed_attention import use_packing
+
+NARROW = "cuagent_narrow"
+"""Attribute of an input embedding inside `narrow_sums`."""
 
 
 class Dtype(StrEnum):
@@ -54,31 +59,58 @@ def place(model: Any, placement: Placement, device: str | torch.device) -> Any:
     """Return the model replicated or sharded on its device(s), ready for training. Create its
     optimizer afterwards.
 
-    With one process `sharded` has no effect.
+    With one process `sharded` has no effect. Only matrix products and attention are computed in 16
+    bits. Sums over the layers, logits and values are fp32 for every type of the weights: rounding
+    them would more than double the difference between sampler and trainer
+    (`docs/research/scale.md`).
     """
     kind = torch.device(device).type
+    low = placement.compute.torch if placement.compute is Dtype.BF16 else model.dtype
     if placement.recompute:
         recompute_layers(model)
     if placement.sharded and parallel.size() > 1:
-        model = shard(model, placement.compute, kind)
+        model = shard(model, low, kind)
     else:
         model.to(device)
-        if placement.compute is Dtype.BF16:
-            model.forward = torch.autocast(kind, torch.bfloat16)(model.forward)
+    if low is not torch.float32:
+        model.forward = torch.autocast(kind, low)(model.forward)
+        model.get_input_embeddings().register_forward_hook(widen)
+    use_fp32_heads(model)
     if placement.packed:
         use_packing(model)
     return model
 
 
-def shard(model: Any, compute: Dtype, kind: str) -> Any:
+def widen(module: torch.nn.Module, inputs: Any, embedded: Tensor) -> Tensor:
+    """Return the embedded tokens in fp32, so that the sums over the layers are fp32: the hook after
+    a model's input embedding."""
+    return embedded if getattr(module, NARROW, False) else embedded.float()
+
+
+@contextmanager
+def narrow_sums(model: Any) -> Iterator[None]:
+    """Leave the sums over the layers in the weights' type inside this context, for attention that
+    refuses fp32 queries."""
+    embedding = model.get_input_embeddings()
+    setattr(embedding, NARROW, True)
+    try:
+        yield
+    finally:
+        delattr(embedding, NARROW)
+
+
+def shard(model: Any, compute: torch.dtype, kind: str) -> Any:
     """Return the model sharded over all processes by FSDP2; every layer is one unit. `kind`: device
-    type, such as `cuda`."""
+    type, such as `cuda`. `compute`: type of the gathered weights."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     mesh = init_device_mesh(kind, (parallel.size(),))
-    low = compute.torch if compute is Dtype.BF16 else None
-    policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)
+    policy = MixedPrecisionPolicy(
+        param_dtype=None if compute is torch.float32 else compute,
+        reduce_dtype=torch.float32,
+        cast_forward_inputs=False,  # the sums over the layers stay fp32
+    )
     for module in [*layers(model), model]:
         # The root module must reshard after a forward pass too. Scoring has no backward pass that
         # would do it, and weights gathered before a checkpoint is loaded would stay in use.

@@ -26,11 +26,12 @@ from cuagent.training.engines.server import ServerEngine
 from cuagent.training.judging.pool import JudgePool, Pool
 from cuagent.training.judging.ray_pool import RayPool
 from cuagent.training.policy.chat import Chat
+from cuagent.training.policy.head import use_fp32_heads
 from cuagent.training.policy.model import (
     load_actor,
     positions_of,
 )
-from cuagent.training.policy.placement import Dtype, is_sharded
+from cuagent.training.policy.placement import Dtype, Placement, is_sharded, place
 from cuagent.training.rollout.collect import Collector
 from cuagent.training.rollout.episode import Play
 from cuagent.training.settings import Sampler, TrainConfig
@@ -80,7 +81,10 @@ def sampling_actor(actor: Any, policy: Path, config: TrainConfig, device: str) -
         raise ConfigError(
             "play.engine=continuous with lora.rank needs placement.compute equal to dtype"
         )
-    return load_actor(policy, compute.torch).to(device)
+    copy = load_actor(policy, compute.torch)
+    if samples_from_pages(config):
+        return copy.to(device)
+    return place(copy, Placement(compute=compute, packed=False), device)
 
 
 def make_collector(
@@ -121,6 +125,7 @@ def make_engine(actor: Any, chat: Chat, max_in_flight: int, config: TrainConfig)
         # On the CPU the cache would take all free memory, so it is bounded.
         fits = actor.device.type == "cuda"
         tokens = p.cache_tokens or (None if fits else max_in_flight * p.context)
+        use_fp32_heads(actor)
         return ContinuousEngine(actor, chat.end, tokens, p.temperature)
     if p.engine is Sampler.CACHED:
         half = Dtype.BF16 in (config.placement.compute, config.dtype)

@@ -21,6 +21,7 @@ from cuagent.training.algorithms.losses import (
 )
 from cuagent.training.algorithms.metrics import critic_metrics, explained_variance, ratio_metrics
 from cuagent.training.data.batch import Batch, collate
+from cuagent.training.policy import head
 from cuagent.training.policy.model import (
     has_plain_head,
     logprobs_and_entropy,
@@ -289,20 +290,22 @@ def test_imitation_loss_is_the_mean_negative_logprob() -> None:
 
 
 def peaks(actor: Any, batch: Batch, monkeypatch: pytest.MonkeyPatch) -> tuple[int, Any, Any]:
-    """Return the largest number of rows that passed the head, the loss and the gradients."""
+    """Return the largest number of rows whose logits were in memory, the loss and the gradients."""
     sizes: list[int] = []
-    own = torch.nn.functional.linear
+    own, words = head.product, actor.get_output_embeddings().out_features
 
-    def watched(x: torch.Tensor, weight: torch.Tensor, bias: Any = None) -> torch.Tensor:
-        if weight is actor.get_output_embeddings().weight:
-            sizes.append(x.numel() // x.shape[-1])
-        return own(x, weight, bias)
+    def watched(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        found = own(a, b)
+        if found.shape[1] == words:
+            sizes.append(len(found))
+        return found
 
-    monkeypatch.setattr(torch.nn.functional, "linear", watched)
+    monkeypatch.setattr(head, "product", watched)
     loss = -logprobs_of(actor, batch).sum()
     loss.backward()
     found = [p.grad.clone() for p in actor.parameters() if p.grad is not None]
     actor.zero_grad(set_to_none=True)
+    monkeypatch.setattr(head, "product", own)
     return max(sizes), loss.detach(), found
 
 
@@ -310,12 +313,12 @@ def test_logits_are_computed_in_chunks_with_the_same_gradients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     actor, batch = small_actor(), collate(play(small_actor(), 12, 1))
-    monkeypatch.setattr("cuagent.training.policy.model.CHUNK", 10_000)
     rows, loss, gradients = peaks(actor, batch, monkeypatch)
     assert rows == batch.action_tokens
-    monkeypatch.setattr("cuagent.training.policy.model.CHUNK", 7)
+    words = actor.get_output_embeddings().out_features
+    monkeypatch.setattr(head, "CHUNK", 7 * words)
     few, same_loss, same_gradients = peaks(actor, batch, monkeypatch)
-    assert few == 7
+    assert few in (6, 7)
     torch.testing.assert_close(same_loss, loss)
     assert len(gradients) == len(same_gradients)
     for a, b in zip(gradients, same_gradients, strict=True):

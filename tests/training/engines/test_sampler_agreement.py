@@ -19,7 +19,7 @@ from cuagent.training.engines.cached import CachedEngine
 from cuagent.training.engines.continuous import ContinuousEngine
 from cuagent.training.engines.engine import LocalEngine, Request
 from cuagent.training.policy.model import logprobs_of, per_token
-from cuagent.training.policy.packed_attention import packs
+from cuagent.training.policy.packed_attention import NAME, packs, register
 from cuagent.training.policy.placement import Dtype, Placement, copy_weights, place
 
 LIMIT = 0.02
@@ -112,3 +112,32 @@ def test_sampler_agrees_with_trainer(family: str, kind: str, compute: Dtype) -> 
     if compute is Dtype.FP32:
         assert float(gap.max()) < 1e-4
     assert float(gap.mean()) < LIMIT
+
+
+def deep_actor() -> Any:
+    """Return a model of 16 layers whose logits reach about 20, with weights in bf16."""
+    torch.manual_seed(3)
+    shape = SHAPE | {"num_hidden_layers": 16, "initializer_range": 0.05}
+    actor = transformers.AutoModelForCausalLM.from_config(
+        transformers.Qwen2Config(**shape), attn_implementation="sdpa", dtype=torch.bfloat16
+    )
+    with torch.no_grad():
+        actor.lm_head.weight.mul_(16)
+    return actor.eval()
+
+
+def gap_of(actor: Any) -> float:
+    """Return the mean difference between the log-probabilities of sampler and trainer."""
+    engine = CachedEngine(actor, END, 256, rows=4, dtype=torch.bfloat16)
+    with engine.open():
+        batch = collate(conversations(engine))
+    found = per_token(actor, batch, 4096, logprobs_of)
+    return float((found - batch.logprobs)[batch.action].abs().mean())
+
+
+def test_sums_and_logits_in_fp32_lower_the_difference_in_bf16() -> None:
+    plain = deep_actor()
+    register()
+    plain.set_attn_implementation(NAME)
+    placed = place(deep_actor(), Placement(compute=Dtype.BF16), "cpu")
+    assert gap_of(placed) < 0.6 * gap_of(plain)
