@@ -135,24 +135,29 @@ def _replaced_class(original: Any) -> Any:
             if given is not None and at >= 0 and not replacement.trains[at]:
                 at = -1 if wants_gradients_in_graph(self, given) else at
             if at >= 0 and given is not None and not replacement.reason_in_graph():
-                return _call_operator(self, given, replacement, replacement.boundaries[at])
+                operator = replacement.boundaries[at]
+                flat = _call_operator(self, given, replacement, operator)
+                if replacement.rebuilds and replacement.call is not None:
+                    return replacement.call.result(flat, given, args, named)
+                return operator.outputs.result(flat)
             return original.forward(self, *args, **named)
         boundary = None if given is None else replacement.fitting(given)
         if given is None or boundary is None:
             replacement.package.warn(replacement.why(given))
             return original.forward(self, *args, **named)
-        if not torch.is_grad_enabled():
-            return replacement.run(given)
-        if replacement.wants_gradients(given):
-            if not replacement.may_train(boundary):
-                return original.forward(self, *args, **named)
+        wanted = torch.is_grad_enabled() and replacement.wants_gradients(given)
+        if wanted and not replacement.may_train(boundary):
+            return original.forward(self, *args, **named)
+        if replacement.rebuilds:
+            return replacement.run_and_rebuild(given, boundary, args, named)
+        if wanted:
             return replacement.run_with_gradients(given, boundary)
         return replacement.run_without_gradients(given)
 
     def why_original(self: Any, *args: Any, **named: Any) -> str:
         """Return the reason why this call would run the original; "" if it would run the kernel."""
         replacement: Replacement = self.__dict__[KEY]
-        return replacement.why(replacement.package.inputs(args, named))
+        return replacement.why(replacement.inputs(args, named))
 
     return type(
         original.__name__,
@@ -179,8 +184,7 @@ def _call_operator(
         for part in path:
             owner = getattr(owner, part)
         state.append(getattr(owner, key))
-    flat = boundary.call(boundary.nesting.tensors(args), state)
-    return boundary.outputs.result(flat)
+    return boundary.call(boundary.nesting.tensors(args), state)
 
 
 def _twin(module: nn.Module) -> nn.Module:

@@ -281,5 +281,5 @@ def test_a_call_that_holds_objects_leaves_the_original(
     place: Path, gate: Callable[[int], Any]
 ) -> None:
     package = package_of(place, "object_fast", Captured("net", "Gate", None))
-    with pytest.warns(RuntimeWarning, match="objects other than tensors and constants"):
+    with pytest.warns(RuntimeWarning, match="change objects that a package cannot repeat"):
         package.optimize_(gate(0), gradients=True)
