@@ -117,6 +117,8 @@ def same_value(one: Any, other: Any, depth: int = DEPTH) -> bool:
     kinds: tuple[Any, Any] = type(one), type(other)
     if not depth or (kinds[0] is not kinds[1] and not same_class(*kinds)):
         return False
+    if isinstance(one, type):
+        return _same_source(one, other)
     inner = functools.partial(same_value, depth=depth - 1)
     if isinstance(one, (*PLAIN, enum.Enum)):
         return bool(one == other)
@@ -172,11 +174,16 @@ def _same_globals(one: types.FunctionType, other: types.FunctionType, seen: set[
             if not _same_function(mine, yours, seen):
                 return False
         elif isinstance(mine, type) and isinstance(yours, type):
-            if mine.__name__ != yours.__name__ or _source(mine) != _source(yours):
+            if not _same_source(mine, yours):
                 return False
         elif not same_value(mine, yours):
             return False
     return True
+
+
+def _same_source(one: type, other: type) -> bool:
+    """Return True if two classes have the same name and source; their globals may differ."""
+    return one.__name__ == other.__name__ and _source(one) == _source(other)
 
 
 def _names(code: types.CodeType) -> set[str]:

@@ -54,7 +54,11 @@ def optimize_(
         if kind is not original and (original or kind.__name__ != package.entry):
             continue
         found += 1
-        if KEY not in module.__dict__:
+        earlier: Replacement | None = module.__dict__.get(KEY)
+        if earlier is not None and earlier.package.folder != package.folder:
+            reasons.append("it runs the kernel of another package; call restore_ first")
+            continue
+        if earlier is None or earlier.given is not gradients:
             why = replace_(module, package, any_class=original is not None, gradients=gradients)
             reasons += [why] if why else []
     for why in dict.fromkeys(reasons):
@@ -81,7 +85,7 @@ def replace_(
         line = f"{type(error).__name__}: {error}".partition("\n")[0]
         return f"the package does not work with torch {torch.__version__} ({line})"
     module.__dict__[KEY] = replacement
-    kind: Any = type(module)
+    kind: Any = original_of(module)
     module.__class__ = _replaced_class(kind)
     replacement.check()
     return ""

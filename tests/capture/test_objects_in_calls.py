@@ -270,3 +270,38 @@ def test_a_cache_that_is_written_in_place_stays_with_the_module(capture: Run) ->
     assert done.manifest["call"] is None
     assert done.manifest["objects"] == ["cache, which is changed in place"]
     assert "keeps your module" in done.text
+
+
+REGISTRY = """
+import torch
+from torch import nn
+
+class Inner(nn.Module):
+    def forward(self, x):
+        return x + 1
+
+INNER = {"plain": Inner}
+
+class Net(nn.Module):
+    def __init__(self, kind="plain"):
+        super().__init__()
+        self.inner = INNER[kind]()
+
+    def forward(self, x):
+        return self.inner(x)
+
+net = Net()
+# apply here
+print(net(torch.ones(2, 8)).sum().item())
+"""
+
+
+@pytest.mark.slow
+def test_a_class_whose_file_has_classes_in_a_dict_is_recognized(
+    capture: Run, ran: Callable[[str], list[str]]
+) -> None:
+    packaged(capture(REGISTRY, "net").folder)
+    applied = REGISTRY.replace("# apply here", APPLIED.format("net")) + PRINTS
+    assert ran(applied)[-1] == "ran 1"
+    other = applied.replace("return x + 1", "return x + 2")
+    assert ran(other)[-1] == "ran 0"
