@@ -31,8 +31,10 @@ from .reads import reads
 from .recomputed import Recomputed
 from .seen import Seen
 from .state import Unsuitable, bind, called, places, state_names
+from .verified import flags_matter
 from .watch import Watch
 
+_with_gradients = torch.is_grad_enabled
 FAKE = (torch._subclasses.FakeTensor, torch._subclasses.functional_tensor.FunctionalTensor)
 """Tensor classes without memory that torch.compile uses to trace."""
 
@@ -70,6 +72,8 @@ class Replacement:
             for forms, boundary in zip(package.shapes, self.boundaries, strict=True)
         ]
         self.run = self._run if self._autocast is None else self._run_without_autocast
+        if self._autocast is None and not self._changes and not flags_matter(package.facts):
+            self.run = self._run_under_any_flags
         """Runs the kernel under the flags that it was verified under."""
         self._by_shape = _by_first_shape(package.shapes, self._checks)
         self._seen = Seen(by_shape=len(package.shapes) > 1)
@@ -254,6 +258,8 @@ class Replacement:
         return self.run_backward(args)
 
     def _run(self, args: tuple[Any, ...]) -> Any:
+        if not self._changes and self._same_flags():
+            return self.forward(*args)
         flags = self.package.facts["flags"]
         if self._changes == "all":
             with flags_kept():
@@ -262,17 +268,19 @@ class Replacement:
         if not self._same_flags():
             with flags_set(flags):
                 return self.forward(*args)
-        if not self._changes:
-            return self.forward(*args)
         try:
             return self.forward(*args)
         finally:
             if not self._same_flags():
                 set_flags(flags)
 
+    def _run_under_any_flags(self, args: tuple[Any, ...]) -> Any:
+        """Run a kernel whose result does not depend on torch's flags and that sets none."""
+        return self.forward(*args)
+
     def run_without_gradients(self, args: tuple[Any, ...]) -> Any:
         """Run the kernel as it was verified: with gradients disabled."""
-        if not torch.is_grad_enabled():  # the context takes a microsecond
+        if not _with_gradients():  # the context takes a microsecond
             return self.run(args)
         with torch.no_grad():
             return self.run(args)
@@ -308,9 +316,7 @@ class Replacement:
                     "compile the model again"
                 )
             return None
-        if not torch.is_grad_enabled():
-            return self.run(args)
-        return self.run_without_gradients(args)
+        return self.run_without_gradients(args) if _with_gradients() else self.run(args)
 
     def run_with_gradients(self, args: tuple[Any, ...], boundary: Boundary) -> Any:
         """Run the kernel and record a backward pass: its own if verified, else the original's."""
