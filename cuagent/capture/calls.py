@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 PLACE = "\x03{}\x04"
 """Placeholder, within a call's text, for the input tensor with number `{}`."""
+OUTPUT = "\x05{}\x06"
+"""Placeholder, within the text of a result, for the new tensor with number `{}`."""
 
 
 @dataclass
@@ -33,12 +35,18 @@ class Call:
     names: list[str]
     aliases: list[str] = field(default_factory=list)
     """One line of text for each input tensor that shares its memory with an earlier input."""
+    layer: int | None = None
+    """Index of the only layer of a cache that the texts contain; None if they contain all."""
 
     @property
     def is_plain(self) -> bool:
         """Return True if all arguments are distinct tensors passed by position."""
         places = [PLACE.format(number) for number in range(len(self.tensors))]
         return self.positional == places and not self.named
+
+
+LAYER = "layer_idx"
+"""Attribute that names a module's layer in a cache of the library transformers."""
 
 
 def describe_call(
@@ -57,7 +65,7 @@ def describe_call(
     place: list[str] = [""]
 
     def tensor(value: Tensor) -> str:
-        _refuse_unusual(value)
+        refuse_unusual(value)
         for number, known in enumerate(leaves):
             if known is value or (same_view(known, value)):
                 return PLACE.format(number)
@@ -66,7 +74,8 @@ def describe_call(
         names.append(f"{place[0]}_{taken}" if taken else place[0])
         return PLACE.format(len(leaves) - 1)
 
-    encode = Encoder(is_library, tensor)
+    layer = layer_of(module)
+    encode = Encoder(is_library, tensor, layer=layer)
     positional, named = [], {}
     try:
         for name, value in zip(_positional_names(module, len(args)), args, strict=True):
@@ -77,7 +86,14 @@ def describe_call(
             named[name] = encode(value)
     except Unsupported as error:
         raise Unsupported(f"argument {place[0]} is {error}") from None
-    return Call(positional, named, leaves, names, _aliases(leaves, names))
+    return Call(positional, named, leaves, names, _aliases(leaves, names), layer)
+
+
+def layer_of(module: nn.Module) -> int | None:
+    """Return the attribute `layer_idx` of the submodules; None unless all that have it agree."""
+    found = {vars(inner)[LAYER] for inner in module.modules() if LAYER in vars(inner)}
+    (value, *others) = found or {None}
+    return value if not others and type(value) is int and value >= 0 else None
 
 
 def plain_output(value: Any) -> tuple[Any, bool]:
@@ -139,7 +155,7 @@ def autocast_of(device: str) -> str | None:
     return str(torch.get_autocast_dtype(device)).removeprefix("torch.")
 
 
-def _refuse_unusual(tensor: Tensor) -> None:
+def refuse_unusual(tensor: Tensor) -> None:
     import torch
 
     plain = (torch.Tensor, torch.nn.Parameter)

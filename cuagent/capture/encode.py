@@ -17,7 +17,7 @@ import pickle
 import sys
 import types
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 TOKEN = "\x00{}\x01{}\x02"
@@ -46,19 +46,29 @@ class Encoder:
 
     `is_library`: returns True for the names of modules that a task imports; the sources of other
     modules are embedded. `tensor`: returns the text for a tensor; by default its data is embedded.
+    `layer`: index of the only layer that is written of a cache (`is_cache`); None: all layers.
+    `known`: texts of objects by their `id`; the caller keeps the objects alive.
     """
 
     def __init__(
-        self, is_library: Callable[[str], bool], tensor: Callable[[Any], str] | None = None
+        self,
+        is_library: Callable[[str], bool],
+        tensor: Callable[[Any], str] | None = None,
+        *,
+        layer: int | None = None,
+        known: Mapping[int, str] | None = None,
     ) -> None:
         self._is_library = is_library
         self._tensor = tensor or embedded
+        self._layer, self._known = layer, known or {}
         self._open: set[int] = set()
 
     def __call__(self, value: Any, depth: int = 0) -> str:
         """Return the source text of an expression that evaluates to a value equal to `value`.
         Raises Unsupported."""
         if (text := _plain(value)) is not None:
+            return text
+        if (text := self._known.get(id(value))) is not None:
             return text
         import torch
 
@@ -115,8 +125,11 @@ class Encoder:
     def _object(self, value: Any, depth: int) -> str:
         """Return an expression that rebuilds an object from its class and its attributes.
 
-        A library's object is embedded as a pickle if its state is more than its attributes.
+        If its state is more than its attributes, an object that torch's pytrees know is built from
+        its items, and a library's object is embedded as a pickle.
         """
+        from torch.utils import _pytree as pytree
+
         cls, kind = type(value), type(value).__name__
         name = reference(cls)
         custom = cls.__reduce__ is not object.__reduce__ or cls.__reduce_ex__ is not (
@@ -126,13 +139,16 @@ class Encoder:
         # With the same size as a plain class, the class has no C-level state.
         is_plain = cls.__basicsize__ == _Plain.__basicsize__ and not (custom or slots)
         if is_plain and hasattr(value, "__dict__"):
-            pairs = []
-            for key, item in vars(value).items():
-                try:
-                    pairs.append(f"{key!r}: {self(item, depth)}")
-                except Unsupported as error:
-                    raise Unsupported(f"a {kind} whose {key} is {error}") from None
-            return f"_object({name}, {{{', '.join(pairs)}}})"
+            held = vars(value)
+            at = self._layer
+            if at is None or not is_cache(value) or at >= len(held["layers"]):
+                return f"_object({name}, {self._attributes(kind, held, depth)})"
+            rest = {key: item for key, item in held.items() if key != "layers"}
+            layer = self(held["layers"][at], depth)
+            return f"_cache({name}, {self._attributes(kind, rest, depth)}, {layer}, {at})"
+        if (node := pytree.SUPPORTED_NODES.get(cls)) is not None:
+            items, context = node.flatten_fn(value)
+            return f"_node({name}, {self(list(items), depth)}, {self(context, depth)})"
         if not self._is_library(cls.__module__):
             raise Unsupported(f"a {kind}, which has its own way to be pickled")
         try:
@@ -142,6 +158,27 @@ class Encoder:
         if len(data) > LARGEST_PICKLE:
             raise Unsupported(f"a {kind} of {len(data) >> 10} KiB")
         return f"_unpickled({_packed(data)!r})"
+
+    def _attributes(self, kind: str, held: Mapping[str, Any], depth: int) -> str:
+        """Return attributes as the text of a dict."""
+        pairs = []
+        for key, item in held.items():
+            try:
+                pairs.append(f"{key!r}: {self(item, depth)}")
+            except Unsupported as error:
+                raise Unsupported(f"a {kind} whose {key} is {error}") from None
+        return "{" + ", ".join(pairs) + "}"
+
+
+def is_cache(value: Any) -> bool:
+    """Return True for a cache of the library transformers with a list of layers.
+
+    A layer of a model uses only that entry of the list that its attribute `layer_idx` names.
+    """
+    return isinstance(getattr(value, "layers", None), list) and any(
+        kind.__name__ == "Cache" and kind.__module__ == "transformers.cache_utils"
+        for kind in type(value).__mro__
+    )
 
 
 def reference(value: Any) -> str:

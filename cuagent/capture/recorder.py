@@ -10,13 +10,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from cuagent.capture.calls import Call, autocast_of, describe_call, plain_output, tensors_of
+from cuagent.capture.clock import Timed, start, stop
 from cuagent.capture.encode import Encoder, Unsupported
 from cuagent.capture.intercept import intercept
 from cuagent.capture.names import Names, is_wrapper
+from cuagent.capture.outcome import Outcome, describe_outcome, marks
 from cuagent.capture.samples import Input, Quota, TooLarge, copy, new_input
 from cuagent.capture.sources import Sources, is_library
 from cuagent.capture.structure import Structure, describe_module
@@ -51,14 +53,34 @@ class Shape:
     """Number of calls in which gradients were enabled and some input or parameter requires them."""
     recorded: int = 0
     output_is_plain: bool = True
+    outcome: Outcome | None = None
+    """The results and changes of the calls; None if a package could not repeat them."""
+    unrepeatable: str = ""
+    """The part of a call that a package could not repeat, if it is known."""
     example: Example | None = None
 
     @property
-    def form(self) -> tuple[object, ...]:
-        """Key of the call form: everything except the tensors' shapes and dtypes and the training
+    def arguments(self) -> tuple[object, ...]:
+        """Key of the arguments: everything except the tensors' shapes and dtypes and the training
         mode."""
         named = tuple(self.call.named.items())
-        return tuple(self.call.positional), named, self.autocast, self.output_is_plain
+        return tuple(self.call.positional), named, self.autocast
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """Key of the call form: the arguments, and the structure of the result."""
+        return *self.arguments, self.output_is_plain, repr(self.outcome)
+
+
+@dataclass
+class Started:
+    """A call of the captured module that runs now."""
+
+    shape: Shape
+    call: Call
+    """The arguments with their live tensors."""
+    before: list[tuple[str, Tensor, object]]
+    """The `outcome.marks` from before the call."""
 
 
 @dataclass
@@ -81,19 +103,6 @@ class Example:
 
     arguments: list[Tensor]
     outputs: list[Tensor] = field(default_factory=list)
-
-
-@dataclass
-class Timed:
-    """Number of calls and total time of one module."""
-
-    kind: str
-    count: int = 0
-    seconds: float = 0.0
-    """Total seconds of the calls after the script's first step."""
-    first_seconds: float = 0.0
-    shapes: dict[str, int] = field(default_factory=dict)
-    events: list[tuple[Any, Any, bool]] = field(default_factory=list)
 
 
 class Recorder:
@@ -139,22 +148,22 @@ class Recorder:
             )
             is_listed = is_target or (self.target is None and not is_wrapper(module))
             entry = self._entry(module, root, path, args) if is_listed else None
-            shape = self._before(module, args, kwargs) if is_target else None
+            started = self._before(module, args, kwargs) if is_target else None
             if is_target:
                 self.module = f"{root}.{path}" if path else root
         self._depth += 1
         begin = time.perf_counter()
         try:
-            clock = _start(entry, module)
+            clock = start(entry, module)
             output = run(*args, **kwargs)
-            _stop(entry, clock, begin, is_first=not self.steps)
+            stop(entry, clock, begin, is_first=not self.steps)
         finally:
             self._depth -= 1
             if self._depth == 0:
                 self.steps.append((begin, time.perf_counter()))
-        if shape is not None:
+        if started is not None:
             with self._own_time():
-                self._after(shape, args, kwargs, output)
+                self._after(started, (*args, *kwargs.values()), output)
         return output
 
     @contextmanager
@@ -176,7 +185,7 @@ class Recorder:
 
     # -- the captured module
 
-    def _before(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Shape | None:
+    def _before(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Started | None:
         import torch
 
         if self.problem:
@@ -192,7 +201,7 @@ class Recorder:
             self.problem = f"{type(error).__name__}: {error}"
         return None
 
-    def _record(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Shape | None:
+    def _record(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Started | None:
         import torch
 
         enabled = torch.is_grad_enabled()
@@ -209,7 +218,8 @@ class Recorder:
                     return None
                 pairs = list(zip(call.names, call.tensors, strict=True))
                 inputs = [new_input(name, leaf, self.quota) for name, leaf in pairs]
-                shape = self.shapes[key] = Shape(call, inputs, *mode)
+                kept = replace(call, tensors=[])  # live tensors must not be held
+                shape = self.shapes[key] = Shape(kept, inputs, *mode)
             elif shape.recorded < self.calls:
                 for known, leaf in zip(shape.inputs, call.tensors, strict=True):
                     known.add(leaf, self.quota)
@@ -219,16 +229,16 @@ class Recorder:
             if self.snapshot is None:
                 self.snapshot = self._snapshot(module)
             self._add_example(shape, module, call)
-            shape.call.tensors = []  # live tensors must not be held
-            return shape
+            return Started(shape, call, marks(call))
 
     def _add_example(self, shape: Shape, module: nn.Module, call: Call) -> None:
-        """Copy this call as the example of its call form, if the form has none yet and the weights
-        have not changed since the snapshot."""
+        """Copy this call as the example of its arguments' form, if that has none yet and the
+        weights have not changed since the snapshot."""
         snapshot = self.snapshot
         if snapshot is None or _versions(module) != snapshot.versions:
             return
-        if any(s.example is not None for s in self.shapes.values() if s.form == shape.form):
+        known = (s for s in self.shapes.values() if s.arguments == shape.arguments)
+        if any(s.example is not None for s in known):
             return
         if sum(s.example is not None for s in self.shapes.values()) >= MOST_EXAMPLES:
             return
@@ -256,14 +266,26 @@ class Recorder:
             versions=_versions(module),
         )
 
-    def _after(self, shape: Shape, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+    def _after(self, started: Started, arguments: Sequence[Any], output: Any) -> None:
         import torch
 
+        shape, call = started.shape, started.call
         with torch.no_grad():
-            plain, shape.output_is_plain = plain_output(output)
+            plain, is_plain = plain_output(output)
+            leaves, outcome = tensors_of(plain), None
+            try:
+                outcome, found = describe_outcome(
+                    call, started.before, arguments, output, is_library
+                )
+                if outcome.values is not None:
+                    leaves, is_plain = found, False
+            except (Unsupported, ValueError, SyntaxError) as error:
+                shape.unrepeatable = str(error) if isinstance(error, Unsupported) else ""
+            if shape.count > 1 and outcome != shape.outcome:
+                outcome = None
+            shape.outcome, shape.output_is_plain = outcome, is_plain
             example = shape.example
             if example is not None and not example.outputs and not self.problem:
-                leaves = tensors_of(plain)
                 try:
                     self.quota.take(sum(x.nbytes for x in leaves), "the result of one call")
                     example.outputs = [copy(x) for x in leaves]
@@ -317,40 +339,6 @@ def _sources(structure: Structure, kind: type) -> Sources:
     for text in structure.rows:
         sources.need_tokens(text)
     return sources
-
-
-def _start(entry: Timed | None, module: nn.Module) -> Any:
-    """Return a recorded CUDA event as the start of a call, if the module is on a GPU.
-
-    Returns None for a module on the CPU, and False under CUDA graph capture.
-    """
-    import torch
-
-    if entry is None or not (torch.cuda.is_available() and torch.cuda.is_initialized()):
-        return None
-    if torch.cuda.is_current_stream_capturing():
-        return False
-    first = next(module.parameters(), None)
-    if first is not None and first.device.type != "cuda":
-        return None
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
-def _stop(entry: Timed | None, clock: Any, begin: float, *, is_first: bool) -> None:
-    if entry is None or clock is False:
-        return
-    if clock is not None:
-        import torch
-
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        entry.events.append((clock, event, is_first))
-        return
-    elapsed = time.perf_counter() - begin
-    entry.first_seconds += elapsed if is_first else 0.0
-    entry.seconds += 0.0 if is_first else elapsed
 
 
 def _form(tensor: Tensor) -> str:

@@ -153,8 +153,8 @@ def notes(manifest: dict[str, Any]) -> list[str]:
         )
     if objects := manifest.get("objects"):
         lines.append(
-            f"a package could not replace your module, because objects other than tensors and "
-            f"constants are in its calls: {_some(objects)}; name a module inside"
+            f"a package keeps your module, because it cannot repeat its calls: {_some(objects)}; "
+            "name a module inside"
         )
     if manifest["hooks"]:
         lines.append(f"hooks are not part of the task: {_some(manifest['hooks'])}")

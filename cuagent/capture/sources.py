@@ -228,6 +228,10 @@ class Sources:
             if len(text) > LONGEST_VALUE or "_object(" in text or "_unpickled(" in text:
                 raise Unsupported("large")
             self.need_tokens(text)
+            if any(self._is_decorated(*found) for found in TOKENS.findall(text)):
+                raise Unsupported("filled by decorators, which run again in the task")
+            if f"\x00{module}\x01" in text:  # after the functions that it holds
+                line = len(self._lines[module]) + 1
             self._add(module, line, f"{name} = {text}")
         except Unsupported:
             if not statements:
@@ -235,6 +239,14 @@ class Sources:
                 return
             for statement in statements:
                 self._add_statement(module, statement)
+
+    def _is_decorated(self, module: str, name: str) -> bool:
+        """Return True if the definition of a user's class or function has decorators."""
+        if is_library(module):
+            return False
+        self._read(module)
+        statements = self._bindings.get(module, {}).get(name, [])
+        return any(getattr(statement, "decorator_list", []) for statement in statements)
 
 
 def _global_names(text: str) -> list[str]:

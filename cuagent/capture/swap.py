@@ -3,8 +3,8 @@
 The script runs four times in new processes, alternately without and with the kernel. The captured
 module is changed in place by the package that `cuagent export` writes, so its calls run as with
 the package: the kernel for accepted shapes, with gradients if its own backward was
-verified; the original module for all other calls. Not covered: calls with objects other than
-tensors and constants; other modules of the same class keep their code.
+verified; the original module for all other calls. Not covered: calls that a package cannot repeat;
+other modules of the same class keep their code.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def time_swapped(
 
     if manifest.get("objects") or captured.call is None:
         named = ", ".join(manifest.get("objects", ())) or "its calls"
-        raise SwapRefused(f"{named}: objects other than tensors and constants")
+        raise SwapRefused(f"a package cannot repeat its calls: {named}")
     if not Path(manifest["script"]).is_file():
         raise SwapRefused(f"{manifest['script']} is not there")
     runs: dict[bool, list[dict[str, Any]]] = {False: [], True: []}

@@ -96,7 +96,7 @@ class Swapper:
             self.problem = f"the kernel cannot replace the module: {why}"
             return
         replacement = module.__dict__[REPLACEMENT]
-        given = replacement.package.inputs(args, kwargs)
+        given = replacement.inputs(args, kwargs)
         form = None if given is None else tuple(map(_form, given))
         if (id(module), form) in self._warm:
             return

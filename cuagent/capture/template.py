@@ -81,6 +81,26 @@ def _object(kind, attributes):
     return made
 '''
 
+NODE = '''
+def _node(kind, items, context):
+    """Return an object that torch's pytrees know, such as a ModelOutput."""
+    return torch.utils._pytree.SUPPORTED_NODES[kind].unflatten_fn(items, context)
+'''
+
+ITEMS = '''
+def _items(value):
+    """Return the items of an object that torch's pytrees know."""
+    return list(torch.utils._pytree.SUPPORTED_NODES[type(value)].flatten_fn(value)[0])
+'''
+
+CACHE = '''
+def _cache(kind, attributes, layer, index):
+    """Return a cache that has only the layer with this index; its constructor does not run."""
+    made = kind.__new__(kind)
+    made.__dict__.update(attributes, layers=[None] * index + [layer])
+    return made
+'''
+
 UNPICKLED = '''
 def _unpickled(data):
     """Return an object of an installed package that is held as text."""

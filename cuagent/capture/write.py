@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cuagent.capture import template
-from cuagent.capture.calls import Call
-from cuagent.capture.callspec import call_spec, objects_of
-from cuagent.capture.encode import reference
+from cuagent.capture.callspec import objects_of
+from cuagent.capture.forward import model_text
 from cuagent.capture.recorder import Recorder, Shape, Snapshot
+from cuagent.capture.sources import is_library
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 RESERVED = ("Model", "get_inputs", "get_init_inputs", "torch", "nn")
 STANDARD = ("base64", "hashlib", "io", "linecache", "pathlib", "pickle", "sys", "types", "zlib")
 """Modules of the standard library that the helper functions in a task import."""
-PLACES = re.compile("\x03(\\d+)\x04")
 MOST_TEXT = 3 << 20
 """Largest number of characters of a task's text; `cuagent.task.source` reads at most 4 MiB."""
 
@@ -121,7 +120,7 @@ def _task(
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     tree = "".join(f"    {row}\n" for row in snapshot.structure.rows)
     shapes = "".join(f"    [{', '.join(map(_input, shape.inputs))}],\n" for shape in alike)
-    model = _model(snapshot, alike[0])
+    model = model_text(snapshot, alike[0])
     body, imports = snapshot.sources.resolve(
         f"_FILES = {digests!r}\n_TREE = (\n{tree})\n\n\n{model}\n\n_SHAPES = (\n{shapes})\n",
         in_modules=in_modules,
@@ -152,7 +151,7 @@ def _task(
 def _helpers(text: str, *, in_modules: bool) -> str:
     """Return the source text of the helper functions that `text` calls."""
     found, names = [template.BUILD], []
-    for name in ("TENSOR", "OBJECT", "UNPICKLED", "PLAIN"):
+    for name in ("TENSOR", "OBJECT", "NODE", "ITEMS", "CACHE", "UNPICKLED", "PLAIN"):
         helper: str = getattr(template, name)
         function = f"_{name.lower()}"
         if f"{function}(" in text:
@@ -176,7 +175,9 @@ def _collides(snapshot: Snapshot) -> bool:
         return False
     text = snapshot.sources.text(modules[0])
     names = "|".join(RESERVED[:3])
-    helpers = re.search(r"^(def|class) _(build|file|value|tensor|object|plain)\b", text, re.M)
+    helpers = re.search(
+        r"^(def|class) _(build|file|value|tensor|object|node|items|cache|plain)\b", text, re.M
+    )
     return bool(re.search(rf"^(class|def) ({names})\b", text, re.M) or helpers)
 
 
@@ -204,36 +205,6 @@ def _user_text(snapshot: Snapshot) -> str:
 
 def _safe(module: str) -> str:
     return "captured_main" if module == "__main__" else module
-
-
-def _model(snapshot: Snapshot, shape: Shape) -> str:
-    """Return the text of the task's class Model: a subclass of the user's class, built from the
-    table of `Structure`."""
-    lines = [
-        f"class Model({reference(snapshot.reference)}):",
-        "    def __init__(self):",
-        "        nn.Module.__init__(self)",
-        "        _build(self, _TREE)",
-    ]
-    call = shape.call
-    if call.is_plain and shape.autocast is None and shape.output_is_plain:
-        return "\n".join(lines) + "\n"
-    device = shape.inputs[0].device if shape.inputs else "cpu"
-    arguments = [*call.positional, *(f"{name}={text}" for name, text in call.named.items())]
-    result = f"super().forward({_placed(', '.join(arguments), call)})"
-    if not shape.output_is_plain:
-        result = f"_plain({result})"
-    lines += ["", f"    def forward({', '.join(['self', *call.names])}):"]
-    if shape.autocast is not None:
-        lines.append(f'        with torch.autocast("{device}", torch.{shape.autocast}):')
-        lines.append(f"            return {result}")
-    else:
-        lines.append(f"        return {result}")
-    return "\n".join(lines) + "\n"
-
-
-def _placed(text: str, call: Call) -> str:
-    return PLACES.sub(lambda match: call.names[int(match[1])], text)
 
 
 def _input(known: Input) -> str:
@@ -334,10 +305,12 @@ def _call_facts(shape: Shape) -> dict[str, Any]:
 
     `call` is the form of the call, `objects` names what keeps a package from it.
     """
-    call = shape.call
+    if (outcome := shape.outcome) is not None:
+        return {"call": outcome.spec, "objects": [], "autocast": shape.autocast}
+    unknown = [shape.unrepeatable] if shape.unrepeatable else objects_of(shape.call, is_library)
     return {
-        "call": call_spec(call) if shape.output_is_plain else None,
-        "objects": [*objects_of(call), *([] if shape.output_is_plain else ["its result"])],
+        "call": None,
+        "objects": unknown or ["what they return or change"],
         "autocast": shape.autocast,
     }
 

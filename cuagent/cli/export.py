@@ -136,7 +136,7 @@ def _write_attempt(
     if captured is not None and captured.call is None:
         return (
             f"exported to {made}; optimize_ will leave your module as it is, because its calls "
-            "pass or return objects other than tensors and constants: capture a module inside"
+            "pass, return or change objects that a package cannot repeat: capture a module inside"
         )
     return f"exported to {made}"
 

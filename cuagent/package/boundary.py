@@ -28,11 +28,12 @@ from .functional import Functional
 from .gradients import OwnBackward
 from .machine import namespace
 from .nesting import Nesting
-from .seen import Seen
+from .seen import MASK, Seen
 from .state import bind_tensors, called, pointers
 
 Run = Callable[[tuple[Any, ...]], Any]
 
+_pointer, _with_gradients = Tensor.data_ptr, torch.is_grad_enabled
 MAX_FOREIGN = 256
 """Largest number of kernel modules that are cached for parameters without a known module, such as
 those of a loaded torch.export program."""
@@ -60,6 +61,7 @@ class Boundary:
         Raises Unsuitable if the original does not run without data."""
         self._flags = flags or {}
         self.nesting = Nesting(forms)
+        self._is_flat = self.nesting.is_flat
         self.original = Functional(original, self.nesting, lock)
         self.outputs = self.original.outputs
         self._make_kernel, self._lock = make_kernel, self.original.lock
@@ -82,19 +84,29 @@ class Boundary:
 
     def run(self, inputs: Sequence[Tensor], state: Sequence[Tensor]) -> list[Tensor]:
         """Implement the operator: run the kernel for a verified call, else the original."""
-        return self._run(inputs, state, self._fits(tuple(inputs)))
+        fits = self._fits(tuple(inputs))
+        return self._run(inputs, state, fits, pointers((*inputs, *state)))
 
-    def _run(self, inputs: Sequence[Tensor], state: Sequence[Tensor], fits: bool) -> list[Tensor]:
+    def _run(
+        self,
+        inputs: Sequence[Tensor],
+        state: Sequence[Tensor],
+        fits: bool,
+        places: tuple[int, ...],
+    ) -> list[Tensor]:
+        """Run the kernel if `fits`, else the original; `places` are the addresses of the inputs and
+        of the state."""
         if not fits:
             return self.original.compute(inputs, state)
-        places = pointers(state)
-        known = self._known.get(places)
+        args = tuple(inputs) if self._is_flat else self.nesting.arguments(inputs)
+        held = places[len(inputs) :]
+        known = self._known.get(held)
         if known is not None and (owner := known()) is not None:
-            out = owner.run_in_graph(self.nesting.arguments(inputs))
+            out = owner.run_in_graph(args)
             if out is None:
                 return self.original.compute(inputs, state)
         else:
-            out = self._foreign_kernel(state, places, "forward")(self.nesting.arguments(inputs))
+            out = self._foreign_kernel(state, held, "forward")(args)
         return self.outputs.normalised(out, inputs, state, places)
 
     def _fits(self, inputs: tuple[Tensor, ...]) -> bool:
@@ -159,9 +171,14 @@ class Boundary:
         take 6 us to find that out. The first such call, and traced or transformed calls, use it.
         """
         tensors = (*inputs, *state)
-        plain = not torch.is_grad_enabled()
-        if plain and (fits := self._without_gradients.find(tensors)) is not None:
-            return self._run(inputs, state, fits)
+        plain = not _with_gradients()
+        found = self._without_gradients.find_of_any_alignment
+        if plain and (fits := found(tensors)) is not None:
+            places = tuple(map(_pointer, tensors))
+            for place in places[: len(inputs)]:
+                if place & MASK:
+                    return self.original.compute(inputs, state)
+            return self._run(inputs, state, fits, places)
         result: list[Tensor] = self._with_gradients(keyset, inputs, state)
         if plain and not _is_traced(tensors):
             self._without_gradients.add(tensors, self._fits(tuple(inputs)))

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from .boundary import Boundary
-from .callform import CallForm
+from .callform import CallForm, call_form
 from .flags import flags_kept, set_flags
 from .graphs import static_form
 from .reads import ALL, Reads
@@ -40,7 +40,6 @@ class Package:
         self.autocast: str | None = self.facts.get("autocast")
         self.backward: dict[str, Any] | None = self.facts.get("backward")
         """Entry `backward` of `verified.json`; None if no own backward was verified."""
-        self.call: CallForm | None = None
         self.mode_matters = True
         """False if no verified call of the original reads `training`."""
         self.read: Reads | None = None
@@ -80,15 +79,13 @@ class Package:
             return self._boundaries
         if self.facts.get("class") and self.facts["call"] is None:
             raise Unsuitable(
-                "its recorded calls pass or return objects other than tensors and constants"
+                "its recorded calls pass, return or change objects that a package cannot repeat"
             )
         try:
             made = original_class(self.folder, self.reference, self.facts)
         except RuntimeError as error:
             raise Unsuitable(str(error)) from error
         self.kind = made.__bases__[0] if self.facts.get("class") else made
-        if self.facts.get("class"):
-            self.call = CallForm(self.facts["call"], self.kind.forward)
         original, lock = self._made(made).to(device), threading.RLock()
         found = [
             # Gradients were verified for the first shape only, that of the task.
@@ -107,10 +104,18 @@ class Package:
         self._boundaries = found
         return found
 
+    def call_of(self, module: nn.Module) -> CallForm | None:
+        """Return the form of the calls of a user's module; None if the kernel takes the module's
+        own arguments. Raises Unsuitable."""
+        if not self.facts.get("class"):
+            return None
+        return call_form(self.facts["call"], module, self.kind)
+
     def inputs(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...] | None:
-        """Return the kernel's inputs by position for a call; None if the call has another form."""
-        if self.call is not None:
-            return self.call.inputs(args, named)
+        """Return the arguments of a call by position; None if one has no position.
+
+        For a kernel that takes the module's own arguments.
+        """
         args, named = by_position(self.facts["names"], args, named)
         return None if named else args
 

@@ -43,8 +43,16 @@ OLDEST_TORCH = (2, 6)
 """Oldest version of torch that an export runs with, the same as in cuagent's `pyproject.toml`."""
 GUARD_FILES = (
     *("boundary.py", "callform.py", "exported.py", "forms.py", "functional.py", "gradients.py"),
-    *("graphs.py", "guard.py", "likeness.py", "machine.py", "modes.py", "nesting.py"),
-    *("original.py", "outputs.py", "reads.py", "recomputed.py", "replace.py", "replacement.py"),
+    *("graphs.py", "guard.py", "layers.py", "likeness.py", "machine.py", "modes.py", "nesting.py"),
+    *(
+        "objects.py",
+        "original.py",
+        "outputs.py",
+        "reads.py",
+        "recomputed.py",
+        "replace.py",
+        "replacement.py",
+    ),
     *("seen.py", "state.py", "verified.py", "watch.py"),
 )
 """Files of this package that are copied into every export; they do not import cuagent."""

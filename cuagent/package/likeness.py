@@ -13,6 +13,7 @@ import functools
 import inspect
 import textwrap
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -49,12 +50,13 @@ def difference(
     kind: type[nn.Module] | None = None,
     any_class: bool = False,
     read: Reads | None = None,
+    free: Sequence[str] = (),
 ) -> str:
     """Return how `module` differs from the verified original, as a message, or "".
 
     `kind` is the class that the module must have; by default the template's. With `any_class` the
     class of the module itself is not compared. `read` are the attributes that a verified call
-    reads; the others may differ.
+    reads; the others may differ, and so may those with a name in `free`.
     """
     ours = dict(module.named_modules(remove_duplicate=False))
     theirs = dict(template.named_modules(remove_duplicate=False))
@@ -71,7 +73,7 @@ def difference(
             return f"{where} has hooks"
         if "forward" in inner.__dict__:
             return f"the forward of {where} was replaced"
-        if name := _attribute_difference(inner, theirs[path], path, read):
+        if name := _attribute_difference(inner, theirs[path], path, read, free):
             return f"attribute {name} of {where} differs from the verified one"
     if state_names(module)[0] != state_names(template)[0]:
         return "its parameters and buffers have other names or ties than the verified ones"
@@ -79,11 +81,11 @@ def difference(
 
 
 def _attribute_difference(
-    module: nn.Module, template: nn.Module, path: str, read: Reads | None
+    module: nn.Module, template: nn.Module, path: str, read: Reads | None, free: Sequence[str]
 ) -> str:
     ours, theirs = module.__dict__, template.__dict__
     for name in [*theirs, *(name for name in ours if name not in theirs and name[:1] != "_")]:
-        if name in INTERNAL or not reads(read, path, name):
+        if name in INTERNAL or name in free or not reads(read, path, name):
             continue
         if name not in ours or name not in theirs or not same_value(ours[name], theirs[name]):
             return name
@@ -115,6 +117,8 @@ def same_value(one: Any, other: Any, depth: int = DEPTH) -> bool:
     kinds: tuple[Any, Any] = type(one), type(other)
     if not depth or (kinds[0] is not kinds[1] and not same_class(*kinds)):
         return False
+    if isinstance(one, type):
+        return _same_source(one, other)
     inner = functools.partial(same_value, depth=depth - 1)
     if isinstance(one, (*PLAIN, enum.Enum)):
         return bool(one == other)
@@ -170,11 +174,16 @@ def _same_globals(one: types.FunctionType, other: types.FunctionType, seen: set[
             if not _same_function(mine, yours, seen):
                 return False
         elif isinstance(mine, type) and isinstance(yours, type):
-            if mine.__name__ != yours.__name__ or _source(mine) != _source(yours):
+            if not _same_source(mine, yours):
                 return False
         elif not same_value(mine, yours):
             return False
     return True
+
+
+def _same_source(one: type, other: type) -> bool:
+    """Return True if two classes have the same name and source; their globals may differ."""
+    return one.__name__ == other.__name__ and _source(one) == _source(other)
 
 
 def _names(code: types.CodeType) -> set[str]:

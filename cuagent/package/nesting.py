@@ -20,11 +20,12 @@ class Nesting:
         self._forms = forms
         self.flat = _tensor_forms(forms)
         """Forms of the tensors, in the order of `tensors`."""
-        self._is_flat = all(form.__class__ is Form for form in forms)
+        self.is_flat = all(form.__class__ is Form for form in forms)
+        """True if each argument is a tensor."""
 
     def tensors(self, args: tuple[Any, ...]) -> list[Tensor]:
         """Return the tensors in the nested arguments of a verified call, as a flat list."""
-        if self._is_flat:
+        if self.is_flat:
             return list(args)
         found: list[Tensor] = []
         _collect(args, self._forms, found)
@@ -32,7 +33,7 @@ class Nesting:
 
     def arguments(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
         """Return the nested arguments of a verified call that contain these tensors, in order."""
-        if self._is_flat:
+        if self.is_flat:
             return tuple(tensors)
         given = iter(tensors)
         return tuple(_filled(form, given) for form in self._forms)

@@ -24,6 +24,7 @@ class Outputs:
 
     def __init__(self, forms: list[tuple[Any, ...]], spec: Any) -> None:
         self.forms, self._spec = forms, spec
+        self._only = forms[0] if len(forms) == 1 else None
 
     def result(self, flat: Sequence[Tensor]) -> Any:
         """Return flat outputs in the structure of the original's output."""
@@ -41,21 +42,18 @@ class Outputs:
         """Return the kernel's outputs as a flat list, with the original's strides.
 
         An output that shares memory with an input or parameter is copied. `places` are the
-        addresses of `state`, if they are known.
+        addresses of both, if they are known.
         """
-        if out.__class__ is Tensor and len(self.forms) == 1:
-            shape, stride, dtype = self.forms[0]
+        if self._only is not None and out.__class__ is Tensor:
+            shape, stride, dtype = self._only
             if out.shape == shape and out.dtype is dtype and out.stride() == stride:
                 # A tensor of the same memory begins inside of it. Addresses take half the time of
                 # storages.
                 storage = out.untyped_storage()
                 low = storage.data_ptr()
                 high = low + storage.nbytes()
-                for place in pointers(state) if places is None else places:
+                for place in pointers((*inputs, *state)) if places is None else places:
                     if low <= place < high:
-                        return [out.clone()]
-                for tensor in inputs:
-                    if low <= _pointer(tensor) < high:
                         return [out.clone()]
                 return [out]
         leaves = [out] if out.__class__ is Tensor else pytree.tree_leaves(out)
@@ -65,9 +63,6 @@ class Outputs:
                 f"the kernel returned {len(leaves)} tensors; the original returns {len(self.forms)}"
             )
         return [_laid_out(*pair) for pair in zip(leaves, self.forms, strict=True)]
-
-
-_pointer = Tensor.data_ptr
 
 
 def unaliased(outputs: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:

@@ -54,7 +54,11 @@ def optimize_(
         if kind is not original and (original or kind.__name__ != package.entry):
             continue
         found += 1
-        if KEY not in module.__dict__:
+        earlier: Replacement | None = module.__dict__.get(KEY)
+        if earlier is not None and earlier.package.folder != package.folder:
+            reasons.append("it runs the kernel of another package; call restore_ first")
+            continue
+        if earlier is None or earlier.given is not gradients:
             why = replace_(module, package, any_class=original is not None, gradients=gradients)
             reasons += [why] if why else []
     for why in dict.fromkeys(reasons):
@@ -81,7 +85,7 @@ def replace_(
         line = f"{type(error).__name__}: {error}".partition("\n")[0]
         return f"the package does not work with torch {torch.__version__} ({line})"
     module.__dict__[KEY] = replacement
-    kind: Any = type(module)
+    kind: Any = original_of(module)
     module.__class__ = _replaced_class(kind)
     replacement.check()
     return ""
@@ -135,24 +139,29 @@ def _replaced_class(original: Any) -> Any:
             if given is not None and at >= 0 and not replacement.trains[at]:
                 at = -1 if wants_gradients_in_graph(self, given) else at
             if at >= 0 and given is not None and not replacement.reason_in_graph():
-                return _call_operator(self, given, replacement, replacement.boundaries[at])
+                operator = replacement.boundaries[at]
+                flat = _call_operator(self, given, replacement, operator)
+                if replacement.rebuilds and replacement.call is not None:
+                    return replacement.call.result(flat, given, args, named)
+                return operator.outputs.result(flat)
             return original.forward(self, *args, **named)
         boundary = None if given is None else replacement.fitting(given)
         if given is None or boundary is None:
             replacement.package.warn(replacement.why(given))
             return original.forward(self, *args, **named)
-        if not torch.is_grad_enabled():
-            return replacement.run(given)
-        if replacement.wants_gradients(given):
-            if not replacement.may_train(boundary):
-                return original.forward(self, *args, **named)
+        wanted = torch.is_grad_enabled() and replacement.wants_gradients(given)
+        if wanted and not replacement.may_train(boundary):
+            return original.forward(self, *args, **named)
+        if replacement.rebuilds:
+            return replacement.run_and_rebuild(given, boundary, args, named)
+        if wanted:
             return replacement.run_with_gradients(given, boundary)
         return replacement.run_without_gradients(given)
 
     def why_original(self: Any, *args: Any, **named: Any) -> str:
         """Return the reason why this call would run the original; "" if it would run the kernel."""
         replacement: Replacement = self.__dict__[KEY]
-        return replacement.why(replacement.package.inputs(args, named))
+        return replacement.why(replacement.inputs(args, named))
 
     return type(
         original.__name__,
@@ -179,8 +188,7 @@ def _call_operator(
         for part in path:
             owner = getattr(owner, part)
         state.append(getattr(owner, key))
-    flat = boundary.call(boundary.nesting.tensors(args), state)
-    return boundary.outputs.result(flat)
+    return boundary.call(boundary.nesting.tensors(args), state)
 
 
 def _twin(module: nn.Module) -> nn.Module:

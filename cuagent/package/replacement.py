@@ -23,14 +23,18 @@ from .exported import Package
 from .flags import flags_kept, flags_set, set_flags
 from .forms import PLAIN, Form, form_of, is_strided, matches, required_text, tensors_in
 from .forms import value_text as shown
-from .likeness import difference
+from .layers import layer_difference
+from .likeness import difference, original_of
 from .modes import unverified_mode
+from .objects import LAYER, layer_of
 from .reads import reads
 from .recomputed import Recomputed
 from .seen import Seen
 from .state import Unsuitable, bind, called, places, state_names
+from .verified import flags_matter
 from .watch import Watch
 
+_with_gradients = torch.is_grad_enabled
 FAKE = (torch._subclasses.FakeTensor, torch._subclasses.functional_tensor.FunctionalTensor)
 """Tensor classes without memory that torch.compile uses to trace."""
 
@@ -49,7 +53,9 @@ class Replacement:
         self.given = gradients
         device = next((t.device for t in state_names(module)[1]), torch.device(package.device))
         self.boundaries = package.boundaries(device)
-        self.boundary, self.call = self.boundaries[0], package.call
+        self.boundary, self.call = self.boundaries[0], package.call_of(module)
+        self.rebuilds = self.call is not None and self.call.rebuilds
+        """True if the module's result is built from the kernel's (`CallForm.result`)."""
         self.trains = tuple(
             b.own is not None if gradients is None else gradients for b in self.boundaries
         )
@@ -66,6 +72,8 @@ class Replacement:
             for forms, boundary in zip(package.shapes, self.boundaries, strict=True)
         ]
         self.run = self._run if self._autocast is None else self._run_without_autocast
+        if self._autocast is None and not self._changes and not flags_matter(package.facts):
+            self.run = self._run_under_any_flags
         """Runs the kernel under the flags that it was verified under."""
         self._by_shape = _by_first_shape(package.shapes, self._checks)
         self._seen = Seen(by_shape=len(package.shapes) > 1)
@@ -77,6 +85,8 @@ class Replacement:
         of parameters or modes."""
         self.check()
         self.fitting(())  # fail here, not in a call, if torch lacks a function
+        if why := self._layer_difference():
+            raise Unsuitable(why)
 
     def check(self) -> None:
         """Compare the module with the verified original, and let the kernel use its parameters.
@@ -98,13 +108,35 @@ class Replacement:
 
     def _structure_difference(self) -> str:
         package = self.package
+        layer = None if self.call is None else self.call.layer
+        if layer is not None and layer_of(self.module) != layer:
+            return f"its {LAYER} was changed"
         return difference(
             self.module,
             self.boundary.original.module,
             kind=package.kind,
             any_class=self._any_class,
             read=package.read,
+            free=() if layer is None else (LAYER,),
         )
+
+    def _layer_difference(self) -> str:
+        """Return why the kernel cannot run for this layer of a model with a cache, or ""."""
+        call, original = self.call, self.boundary.original.module
+        if call is None or call.layer is None or call.layer == layer_of(original):
+            return ""
+        if not self.watch.plain:
+            return self.state
+        kind, tensors = original_of(self.module), self.watch.tensors
+        return layer_difference(
+            self.module, kind, call, self.boundaries, tensors, self.place(), self._autocast
+        )
+
+    def inputs(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...] | None:
+        """Return the kernel's inputs by position for a call; None if the call has another form."""
+        if self.call is not None:
+            return self.call.inputs(args, named)
+        return self.package.inputs(args, named)
 
     def _state_difference(self) -> str:
         read = self.package.read
@@ -159,7 +191,7 @@ class Replacement:
         return reasons[0]
 
     def _why_form(self) -> str:
-        if self.package.call is None:
+        if self.call is None:
             return "arguments were given by name that the verified call has not"
         return "its arguments differ from the recorded ones in other things than tensors"
 
@@ -226,6 +258,8 @@ class Replacement:
         return self.run_backward(args)
 
     def _run(self, args: tuple[Any, ...]) -> Any:
+        if not self._changes and self._same_flags():
+            return self.forward(*args)
         flags = self.package.facts["flags"]
         if self._changes == "all":
             with flags_kept():
@@ -234,20 +268,39 @@ class Replacement:
         if not self._same_flags():
             with flags_set(flags):
                 return self.forward(*args)
-        if not self._changes:
-            return self.forward(*args)
         try:
             return self.forward(*args)
         finally:
             if not self._same_flags():
                 set_flags(flags)
 
+    def _run_under_any_flags(self, args: tuple[Any, ...]) -> Any:
+        """Run a kernel whose result does not depend on torch's flags and that sets none."""
+        return self.forward(*args)
+
     def run_without_gradients(self, args: tuple[Any, ...]) -> Any:
         """Run the kernel as it was verified: with gradients disabled."""
-        if not torch.is_grad_enabled():  # the context takes a microsecond
+        if not _with_gradients():  # the context takes a microsecond
             return self.run(args)
         with torch.no_grad():
             return self.run(args)
+
+    def run_and_rebuild(
+        self,
+        given: tuple[Any, ...],
+        boundary: Boundary,
+        args: tuple[Any, ...],
+        named: dict[str, Any],
+    ) -> Any:
+        """Run the kernel, change the objects in the arguments, and return the module's result."""
+        assert self.call is not None
+        tensors = boundary.nesting.tensors(given)
+        if torch.is_grad_enabled() and self.wants_gradients(given):
+            flat = self._flat_with_gradients(given, boundary)
+        else:
+            out = self.run_without_gradients(given)
+            flat = boundary.outputs.normalised(out, tensors, self.watch.tensors)
+        return self.call.result(flat, tensors, args, named)
 
     def run_in_graph(self, args: tuple[Any, ...]) -> Any:
         """Run the kernel for a compiled graph; return None if the module's state does not fit now.
@@ -263,16 +316,16 @@ class Replacement:
                     "compile the model again"
                 )
             return None
-        if not torch.is_grad_enabled():
-            return self.run(args)
-        return self.run_without_gradients(args)
+        return self.run_without_gradients(args) if _with_gradients() else self.run(args)
 
     def run_with_gradients(self, args: tuple[Any, ...], boundary: Boundary) -> Any:
         """Run the kernel and record a backward pass: its own if verified, else the original's."""
+        return boundary.outputs.result(self._flat_with_gradients(args, boundary))
+
+    def _flat_with_gradients(self, args: tuple[Any, ...], boundary: Boundary) -> Any:
         inputs, state = boundary.nesting.tensors(args), self.watch.tensors
         own = None if boundary.own is None else self._backward_of(state)
-        flat = Recomputed.apply(boundary, self.run, own, args, len(inputs), *inputs, *state)
-        return boundary.outputs.result(flat)
+        return Recomputed.apply(boundary, self.run, own, args, len(inputs), *inputs, *state)
 
     def _backward_of(self, state: list[Tensor]) -> Callable[[tuple[Any, ...]], Any]:
         """Return a function that runs the kernel's own backward for a call with these parameters.

@@ -22,7 +22,8 @@ from .forms import ALIGNMENT, PLAIN
 LARGEST = 4
 """Largest number of guards for each key; calls may differ in inference mode or gradients. Further
 calls are always checked in full."""
-_MASK = ALIGNMENT - 1
+MASK = ALIGNMENT - 1
+"""Bits of an address that are 0 for an aligned tensor."""
 _pointer = Tensor.data_ptr
 
 
@@ -48,8 +49,18 @@ class Seen:
         for known, check, runs in self._found.get(key, ()):
             if known == count and check(*args):  # torch's guard raises for another number
                 for tensor in args:
-                    if _pointer(tensor) & _MASK:
+                    if _pointer(tensor) & MASK:
                         return None
+                return runs
+        return None
+
+    def find_of_any_alignment(self, args: tuple[Any, ...]) -> Any:
+        """Return the value that was added for an equal call; the caller compares the alignment.
+
+        For guards that are not grouped by shape.
+        """
+        for _, check, runs in self._found.get(len(args), ()):
+            if check(*args):
                 return runs
         return None
 

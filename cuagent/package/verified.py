@@ -31,13 +31,18 @@ def read_verified(path: Path) -> dict[str, Any]:
         nested(each["nesting"], iter([Form(**form) for form in each["tensors"]]))
         for each in facts.get("more_shapes", ())
     ]
-    matters = facts.get("products", True) or facts["changes"]
     return facts | {
         "forms": forms,
         "shapes": [forms, *shapes],
         "init": nested(facts["init"], tensors),
-        "same_flags": flags_test(facts["flags"]) if matters else _always,
+        "same_flags": flags_test(facts["flags"]) if flags_matter(facts) else _always,
     }
+
+
+def flags_matter(facts: dict[str, Any]) -> bool:
+    """Return True if torch's flags for matrix products can change the kernel's result, or the
+    kernel sets them."""
+    return bool(facts.get("products", True) or facts["changes"])
 
 
 def _always() -> bool:

@@ -236,10 +236,10 @@ def test_tensors_inside_objects_are_inputs(capture: Run) -> None:
     assert done.checked["difference"] == 0.0
     reference = opened(done.folder)
     assert [tuple(x.shape) for x in reference.inputs(0)] == [(2, 1, 8), (2, 1, 8)]
-    total, kept = reference.model(0)(*reference.inputs(0))
+    total, added = reference.model(0)(*reference.inputs(0))
     assert total.shape == (2, 8)
-    assert len(kept["keys"]) == 2
-    assert done.manifest["objects"]
+    assert added.shape == (2, 1, 8)
+    assert not done.manifest["objects"]
 
 
 def test_workers_of_a_data_loader_do_not_record(capture: Run) -> None:
@@ -341,3 +341,38 @@ def test_a_wrapper_is_not_listed(tmp_path: Path, python: list[str], monkeypatch:
         "Part": 3,
         "Part.fc": 3,
     }
+
+
+REGISTRY = """
+import torch
+from torch import nn
+
+FUNCTIONS = {}
+LATER = {}
+SEEN = set()
+
+def register(function):
+    FUNCTIONS[function.__name__] = function
+    SEEN.add(function)
+    return function
+
+@register
+def squared(x):
+    return x * x
+
+def halved(x):
+    return x / 2
+
+LATER["halved"] = halved
+
+class Net(nn.Module):
+    def forward(self, x):
+        return LATER["halved"](FUNCTIONS["squared"](x)) + len(SEEN)
+
+net = Net()
+net(torch.ones(2, 8))
+"""
+
+
+def test_functions_in_a_registry_are_part_of_the_task(capture: Run) -> None:
+    assert capture(REGISTRY, "net").checked["difference"] == 0.0

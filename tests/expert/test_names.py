@@ -70,3 +70,24 @@ def test_no_tensor_is_called_like_a_variable_of_a_kernel():
     }
     assert {"blended", "carry", "first", "result"} <= declared
     assert sorted(word for word in declared if identifier(word) == word) == ["sum_1"]
+
+
+IMPORT_IN_A_STRING = '''
+import torch
+from torch import nn
+TEXT = """
+import torch.nn.functional as F
+"""
+class Model(nn.Module):
+    def forward(self, x):
+        return torch.relu(nn.functional.scaled_dot_product_attention(x, x, x)) + len(TEXT)
+def get_inputs(): return [torch.randn(8, 3, 17, 64)]
+def get_init_inputs(): return []
+'''
+
+
+@pytest.mark.slow
+def test_an_import_inside_a_string_is_no_import_of_the_candidate(make):
+    made = make(IMPORT_IN_A_STRING, "Model")
+    assert "F." in made.candidate.files["model_new.py"].rpartition("class ModelNew")[2]
+    assert_agrees(made)

@@ -281,5 +281,19 @@ def test_a_call_that_holds_objects_leaves_the_original(
     place: Path, gate: Callable[[int], Any]
 ) -> None:
     package = package_of(place, "object_fast", Captured("net", "Gate", None))
-    with pytest.warns(RuntimeWarning, match="objects other than tensors and constants"):
+    with pytest.warns(RuntimeWarning, match="change objects that a package cannot repeat"):
         package.optimize_(gate(0), gradients=True)
+
+
+def test_a_module_with_the_kernel_of_another_package_keeps_it(
+    place: Path, package: ModuleType, gate: Callable[[int], Any]
+) -> None:
+    other = package_of(place, "other_fast", Captured("net.gates.0", "Gate", CALL))
+    model = package.optimize_(gate(0))
+    with pytest.warns(RuntimeWarning, match="runs the kernel of another package; call restore_"):
+        other.optimize_(model)
+    other.optimize_(package.restore_(model))
+    before = kernel_ran(other)
+    with torch.no_grad():
+        model(*inputs(), scale=2.0)
+    assert kernel_ran(other) == before + 1

@@ -362,3 +362,16 @@ def test_without_a_verified_backward_training_is_the_users(package: Any, origina
     with torch.no_grad():
         model(X)
     assert ran(model) == 1
+
+
+def test_a_second_call_changes_what_runs_where_gradients_are_wanted(
+    package: Any, original: Any
+) -> None:
+    model = package.optimize_(nn.Sequential(copy.deepcopy(original)))
+    model(X).sum().backward()
+    assert ran(model) == 0
+    package.optimize_(model, gradients=True)
+    model(X).sum().backward()
+    assert ran(model) == 1
+    package.restore_(model)
+    assert type(model[0]) is type(original)

@@ -52,9 +52,12 @@ def capture_backward(model: Any, step: Step, arguments: Sequence[Any]) -> Captur
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            traced = make_fx(gradients, decomposition_table=_table(), tracing_mode="fake")(
-                [t.detach() for t in state.values()], tensors
-            )
+            given_all = [t.detach() for t in state.values()], tensors
+            table = _table()
+            traced = make_fx(gradients, decomposition_table=table, tracing_mode="fake")(*given_all)
+            if any(map(_changes_tensors, traced.graph.nodes)):
+                pure = torch.func.functionalize(traced)
+                traced = make_fx(pure, decomposition_table=table, tracing_mode="fake")(*given_all)
     except Exception as error:  # tracing runs code of the user and raises many types
         line = next(filter(None, str(error).splitlines()), "")
         raise CaptureError(
@@ -121,6 +124,13 @@ def _captured(traced: Any, state: list[str], inputs: list[str], arguments: int) 
         template,
         tuple(f"argument_{k}" for k in range(arguments)),
     )
+
+
+def _changes_tensors(node: Any) -> bool:
+    """Return True for an operator that changes a tensor in place, such as a value that the
+    candidate computes only once."""
+    schema = getattr(node.target, "_schema", None)
+    return node.op == "call_function" and schema is not None and schema.is_mutable
 
 
 def _is_first_power(node: Any) -> bool:
