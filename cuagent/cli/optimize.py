@@ -11,7 +11,7 @@ import typer
 
 from cuagent.cli import options
 from cuagent.cli.exits import Exit, Refused, print_stderr
-from cuagent.cli.script import report_on_script
+from cuagent.cli.script import report_on_script, require_trusted_script
 from cuagent.cli.session import (
     Plan,
     ResumedRun,
@@ -91,6 +91,8 @@ def optimize(
 
         task = str(capture_for_run(str(task), module, script_args))
     opening = _task(task, inputs, init, settings, resumed, backward=backward)
+    if time_script:
+        require_trusted_script(opening, trust)
     chosen = open_model(_name(settings, resumed), opening, settings, trust=trust)
     plan = Plan(
         opening, chosen, settings, run_dir, resumed, message, output_format, headless, fresh, seed
