@@ -100,7 +100,7 @@ def replay(run: options.RunName = "latest", run_dir: RunDir = RUNS) -> None:
     from cuagent.ui.terminal import Terminal
 
     with Terminal(sys.stdout, recorded=True) as view, readable(folder):
-        for event in events_of(folder, records):
+        for event in events_of(folder, records, clocked=True):
             view(event)
 
 

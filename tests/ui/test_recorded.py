@@ -7,6 +7,7 @@ import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -19,6 +20,7 @@ from cuagent.record import RunFolder, RunLog, new_run, plain, read_records, revi
 from cuagent.ui.console import UNCUT
 from cuagent.ui.recorded import best_of, events_of
 from cuagent.ui.story import story
+from cuagent.ui.terminal import Terminal
 
 
 @pytest.mark.parametrize("judgement", [GAIN, REJECTED, BROKEN, SLOWER])
@@ -81,6 +83,25 @@ def test_the_events_come_in_the_order_of_the_run(recorded: RunFolder) -> None:
     ended = shown[-1]
     assert isinstance(ended, events.RunEnded)
     assert ended.best.attempt == "digest"
+
+
+def test_a_replayed_step_has_the_time_at_which_it_began(recorded: RunFolder) -> None:
+    """The time between the end of a session and its resumption is left out."""
+    call = {"usage": {"input": 7, "cache_read": 0, "cache_write": 0, "output": 3}, "cost": 0.5}
+    records: list[dict[str, Any]] = [
+        {"type": "session", "time": 1000.0, "model": "m", "task": {"name": "t", "device": "cpu"}},
+        {"type": "device", "time": 1030.0},
+        {"type": "call", "time": 1090.0, **call},
+        {"type": "end", "time": 1100.0, "stop": "interrupted", "summary": "", "seconds": 100.0},
+        {"type": "resume", "time": 5000.0},
+        {"type": "call", "time": 5060.0, **call},
+    ]
+    stream = io.StringIO()
+    with Terminal(stream, recorded=True) as view:
+        for event in events_of(recorded, records, clocked=True):
+            view(event)
+    steps = [line for line in stream.getvalue().split("\n") if line.startswith("step ")]
+    assert [step.split(" - ")[:2] for step in steps] == [["step 1", "0:30"], ["step 2", "1:40"]]
 
 
 def test_the_best_of_a_run_that_was_cut_off_is_its_best_accepted_attempt(
