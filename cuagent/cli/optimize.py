@@ -82,6 +82,7 @@ def optimize(
     if task is None and resumed is None:
         raise Refused("Missing argument 'TASK'; see cuagent optimize --help")
     kept_timeout = None if resumed is None else resumed.model_timeout
+    approval = approval or (None if resumed is None else resumed.approval)
     flags = {"model": model, "device": device, "precision": precision, "approval": approval}
     limits = {"max_steps": max_steps, "max_cost": max_cost, "max_time": max_time}
     limits |= {"max_device_time": max_device_time, "model_timeout": model_timeout or kept_timeout}

@@ -45,6 +45,8 @@ class ResumedRun:
     model_timeout: float | None = None
     """Value of `--model-timeout` in seconds when the run began; None if the option was not
     given."""
+    approval: str | None = None
+    """`ask` if the run began with `--approval ask`, else None: a wider approval is not kept."""
 
 
 @dataclass(frozen=True)
@@ -107,9 +109,9 @@ def find_resumable(name: str | None, run_dir: Path, *, trust: bool = False) -> R
         raise Refused(f"{task.path}: has changed since {folder.id} began; start a new run")
     model = next(r["model"] for r in reversed(records) if r["type"] in ("session", "resume"))
     end = end_record(records)
-    return ResumedRun(
-        folder, task, model, end["stop"] if end else None, _model_timeout(records[0].get("config"))
-    )
+    config = records[0].get("config")
+    stop = end["stop"] if end else None
+    return ResumedRun(folder, task, model, stop, _model_timeout(config), _approval(config))
 
 
 def _model_timeout(config: Any) -> float | None:
@@ -118,6 +120,14 @@ def _model_timeout(config: Any) -> float | None:
     match config:
         case {"model_timeout": int() | float() as seconds, "origins": {"model_timeout": origin}}:
             return float(seconds) if origin == MODEL_TIMEOUT and seconds > 0 else None
+    return None
+
+
+def _approval(config: Any) -> str | None:
+    """Return `ask` if a run's recorded settings have it from `--approval`, else None."""
+    match config:
+        case {"approval": "ask", "origins": {"approval": "--approval"}}:
+            return "ask"
     return None
 
 

@@ -302,6 +302,29 @@ def test_continued_run_keeps_the_time_out_of_its_model(cuagent: Cuagent, folder:
         assert newest.model_timeout == kept
 
 
+@pytest.mark.parametrize(
+    ("approval", "origin", "kept"),
+    [("ask", "--approval", "ask"), ("yolo", "--approval", None), ("ask", "default", None)],
+)
+def test_continued_run_asks_if_it_was_to_ask_and_takes_no_wider_approval(
+    approval: str, origin: str, kept: str | None, cuagent: Cuagent, folder: Path
+) -> None:
+    model = script(folder, bash("ls"), SUBMIT)
+    cuagent("optimize", "task.py", "--model", model, "--max-steps", "1")
+    (log,) = (folder / ".cuagent" / "runs").glob("*/log.jsonl")
+    first, rest = log.read_text().split("\n", 1)
+    session = json.loads(first)
+    session["config"]["approval"] = approval
+    session["config"]["origins"]["approval"] = origin
+    log.write_text(f"{json.dumps(session)}\n{rest}")
+    newest = find_resumable(None, folder / ".cuagent" / "runs", trust=True)
+    assert newest.approval == kept
+    if kept:
+        done = cuagent("optimize", "--continue", "--trust", "--model", model)
+        assert done.returncode == 2
+        assert "--approval ask needs a terminal" in done.stderr
+
+
 def test_command_needing_approval_is_rejected_without_a_user() -> None:
     assert approved(TOOLS, "yolo") == TOOLS
     guarded = next(tool for tool in approved(TOOLS, "ask") if tool.name == "bash")
