@@ -22,7 +22,7 @@ from cuagent.cli.approval import approved
 from cuagent.cli.exits import Refused
 from cuagent.cli.interactive import to_the_end
 from cuagent.cli.session import find_resumable
-from cuagent.events import Phase, RunEnded
+from cuagent.events import Phase, RunEnded, Spent
 
 pytestmark = pytest.mark.slow
 
@@ -446,12 +446,13 @@ def test_compaction_says_what_it_does_until_it_ends(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(slash, "compact", lambda *_: view.append("compacted") or True)
     monkeypatch.setattr(slash, "is_finished", lambda _: False)
     run = SimpleNamespace(cancelled=threading.Event(), emit=None, cancel=None, inbox=SimpleQueue())
+    run.spent = lambda: Spent(3, 60.0, 10, 2, None)
     prompt = SimpleNamespace(working=lambda _: nullcontext())
     session: Any = SimpleNamespace(
         run=run, view=view, prompt=prompt, model=None, say=lambda *_: None
     )
     assert slash.run_command(session, "/compact")
-    assert view == [Phase("summarizing the conversation"), "compacted", "pause"]
+    assert view == [Phase("summarizing the conversation"), "compacted", run.spent(), "pause"]
 
 
 def test_unknown_model_of_a_slash_command_names_no_option(
