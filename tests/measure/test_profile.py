@@ -24,7 +24,7 @@ from cuagent.measure.profile.profile import (
 )
 from cuagent.measure.profile.session import ProfileSession, profile
 from cuagent.measure.roofline.ceilings import Ceilings
-from cuagent.measure.roofline.model import OperatorWork, Roofline, Work
+from cuagent.measure.roofline.model import ABOVE, OperatorWork, Roofline, Work
 from cuagent.task import Device, load_task
 from cuagent.worker import ForkServer
 
@@ -194,6 +194,8 @@ def test_notes_explain_imprecise_figures() -> None:
     notes = "; ".join(replace(seen, seconds=2e-4, others=0.7).notes())
     assert "the operators add up to 1 ms, 5.0x the call" in notes
     assert "machine busy: 70% used by other processes" in notes
+    assert ABOVE not in seen.notes()
+    assert ABOVE in replace(seen, seconds=0.95 * roof.floor).notes()
 
 
 def test_missing_counters_are_reported_on_a_gpu_only() -> None:

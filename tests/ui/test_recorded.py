@@ -17,6 +17,7 @@ from cuagent import events
 from cuagent.judgement import Judgement
 from cuagent.message import Message, ToolCall, Usage
 from cuagent.record import RunFolder, RunLog, new_run, plain, read_records, revive
+from cuagent.ui.code import excerpt
 from cuagent.ui.console import UNCUT
 from cuagent.ui.recorded import best_of, events_of
 from cuagent.ui.story import story
@@ -128,3 +129,10 @@ def test_a_recorded_story_renders_markdown_for_a_terminal_only(tmp_path: Path) -
     assert "|---" not in shown
     plain = "\n".join(line.plain for line in story(folder, records, UNCUT))
     assert "**Plan**" in plain, "a file gets the text as it is"
+
+
+def test_a_shortened_file_says_how_many_lines_it_has() -> None:
+    text = "\n".join(f"x{n} = {n}" for n in range(24))
+    rows = [row.plain for row in excerpt("a.py", text, 80)]
+    assert len(rows) == 9
+    assert rows[-1].endswith("24 lines in all")

@@ -16,7 +16,7 @@ from typing import Any
 from cuagent.build.result import KernelResources
 from cuagent.build.vectors import Loop
 from cuagent.measure.profile.counters import Counters
-from cuagent.measure.roofline.model import OperatorWork, Roofline, Work, amount, seconds_text
+from cuagent.measure.roofline.model import ABOVE, OperatorWork, Roofline, Work, amount, seconds_text
 from cuagent.measure.system_load import BUSY_SHARE
 
 MAX_LINES = 60
@@ -149,6 +149,8 @@ class Profile:
         notes += self._rough()
         if self.roofline.suspect(self.seconds):
             notes.append("faster than memory allows: check that all of the work is done")
+        elif self.roofline.share(self.seconds) > 1:
+            notes.append(ABOVE)
         return notes
 
     def _rough(self) -> list[str]:
