@@ -48,6 +48,8 @@ def test_the_weighted_mean_counts_calls_times_seconds_and_the_original_where_it_
         ),
         share=0.5,
     )
+    single = lines(ShapesResult((ShapeResult("task.py", 1, True, "", 2.0, eager_s=0.4),), 0.5))
+    assert single[0].startswith("     1 call   task.py: ")
     other = (10 * 0.4 + 5 * 0.2) / 15
     before = 10 * 0.4 + 5 * 0.2 + 5 * other
     assert found.weighted == pytest.approx(before / (before - 10 * 0.2))
