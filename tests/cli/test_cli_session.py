@@ -306,7 +306,7 @@ def test_continued_run_keeps_the_time_out_of_its_model(cuagent: Cuagent, folder:
     ("approval", "origin", "kept"),
     [("ask", "--approval", "ask"), ("yolo", "--approval", None), ("ask", "default", None)],
 )
-def test_continued_run_asks_if_it_was_to_ask_and_takes_no_wider_approval(
+def test_continued_run_keeps_its_limit_of_cost_and_asks_if_it_was_to_ask(
     approval: str, origin: str, kept: str | None, cuagent: Cuagent, folder: Path
 ) -> None:
     model = script(folder, bash("ls"), SUBMIT)
@@ -315,14 +315,19 @@ def test_continued_run_asks_if_it_was_to_ask_and_takes_no_wider_approval(
     first, rest = log.read_text().split("\n", 1)
     session = json.loads(first)
     session["config"]["approval"] = approval
-    session["config"]["origins"]["approval"] = origin
+    session["config"]["origins"] |= {"approval": origin, "max_cost": "--max-cost"}
+    session["config"]["max_cost"] = 0.5
     log.write_text(f"{json.dumps(session)}\n{rest}")
     newest = find_resumable(None, folder / ".cuagent" / "runs", trust=True)
     assert newest.approval == kept
+    assert newest.max_cost == 0.5
+    done = cuagent("optimize", "--continue", "--trust", "--model", model)
     if kept:
-        done = cuagent("optimize", "--continue", "--trust", "--model", model)
         assert done.returncode == 2
         assert "--approval ask needs a terminal" in done.stderr
+    else:
+        resumed = next(r for r in map(json.loads, log.read_text().split("\n")[1:]) if "budget" in r)
+        assert resumed["budget"]["cost"] == 0.5
 
 
 def test_command_needing_approval_is_rejected_without_a_user() -> None:
