@@ -96,11 +96,12 @@ class Judgement:
         """Sort key of attempts, larger is better: the reward first, then the smallest lower limit.
 
         An attempt that is certainly slower than a baseline ranks below one that is undecided,
-        although its interval may be narrower.
+        although its interval may be narrower. Where the lower limit is below 1, its geometric mean
+        with the ratio decides: else the narrower interval of a slower attempt would win.
         """
         ratios = list(self.timing.ratios.values()) if self.timing else []
         loses = any(ratio.standing is Standing.SLOWER for ratio in ratios)
-        return self.score.reward, not loses, min((ratio.low for ratio in ratios), default=0.0)
+        return self.score.reward, not loses, min(map(_cautious, ratios), default=0.0)
 
     @property
     def beats_best_rung(self) -> bool:
@@ -117,6 +118,15 @@ class Judgement:
         return self.is_faster and (
             self.gain is None or self.gain.kernel.standing is Standing.FASTER
         )
+
+
+def _cautious(ratio: Ratio) -> float:
+    """Return the lower limit of a ratio. Below 1 return a number from 0 to 1 that grows with the
+    geometric mean of that limit and the ratio."""
+    if ratio.low >= 1:
+        return ratio.low
+    mean = math.sqrt(ratio.low * ratio.value)
+    return mean / (1 + mean)
 
 
 def _very_likely_slower(ratio: Ratio) -> bool:

@@ -38,19 +38,31 @@ def test_an_attempt_with_no_likely_gain_loses(ratio: Ratio, surely: bool, likely
     assert [found.loses_to for found in both] == [EAGER * likely, COMPILE * likely]
 
 
+def of(*ratios: Ratio) -> Judgement:
+    """An accepted attempt without a sure gain, with its ratios over eager and torch.compile."""
+    accepted: Any = type("Accepted", (), {"accepted": True})()
+    right: Any = type("Right", (), {"reward": 1})()
+    named = dict(zip((EAGER, COMPILE), ratios, strict=False))
+    timing = Timing((), named, Effort.QUICK, "cpu", 1.0)
+    return Judgement("digest", ANY, accepted, timing, right)
+
+
 def test_undecided_attempt_ranks_above_one_that_is_surely_slower() -> None:
     """On a busy machine the undecided attempt's interval is wide, so its lower limit is below that
     of the slower one."""
-    accepted: Any = type("Accepted", (), {"accepted": True})()
-    right: Any = type("Right", (), {"reward": 1})()
-
-    def of(ratio: Ratio) -> Judgement:
-        timing = Timing((), {EAGER: ratio}, Effort.QUICK, "cpu", 1.0)
-        return Judgement("digest", ANY, accepted, timing, right)
-
     slower, undecided = of(Ratio(0.3, 0.2, 0.45)), of(Ratio(1.09, 0.09, 12.9))
     assert undecided.rank > slower.rank
     assert of(Ratio(0.97, 0.9, 1.05)).rank > undecided.rank
+
+
+def test_a_slower_attempt_does_not_rank_first_because_its_interval_is_narrower() -> None:
+    """Record timings of two attempts of one run on a busy machine; none is surely faster."""
+    earlier = of(Ratio(1.40, 0.68, 2.88), Ratio(1.07, 0.49, 2.33))
+    later = of(Ratio(0.89, 0.56, 1.41), Ratio(0.94, 0.60, 1.46))
+    assert earlier.rank > later.rank
+    assert of(Ratio(1.02, 1.01, 1.03)).rank > of(Ratio(1.90, 0.99, 3.6)).rank, "surely not slower"
+    assert of(Ratio(6.3, 0.82, 49)).rank > of(Ratio(4.3, 0.97, 19)).rank
+    assert of(Ratio(1.5, 1.4, 1.6)).rank > of(Ratio(1.9, 1.3, 2.8)).rank, "by the lower limit"
 
 
 def test_a_baseline_that_surely_is_faster_is_named_first() -> None:

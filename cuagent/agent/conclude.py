@@ -79,9 +79,13 @@ def result_judgement(run: Run) -> Judgement | None:
 
 
 def summarize(run: Run) -> str:
-    """Return the result of the run as one line of text."""
-    if run.ladder is None or result_of(result_judgement(run), run.ladder) is Result.KERNEL:
+    """Return the result of the run as one line of text. A rung that beat the best attempt comes
+    before it."""
+    kind = result_of(result_judgement(run), run.ladder)
+    if run.ladder is None or kind is Result.KERNEL:
         return _attempt_line(run)
+    if kind is Result.RUNG and run.result is not None:
+        return f"{_free_line(run)}; {_attempt_line(run)}"
     return f"{_attempt_line(run)}; {_free_line(run)}"
 
 
@@ -121,7 +125,7 @@ def _attempt_line(run: Run) -> str:
         return f"no kernel accepted ({tried} tried)"
     judgement = result.judgement
     fresh = "measured afresh" if result.n in run.settled else "measured in the loop only"
-    prefix = _PREFIX[judgement.standing]
+    prefix = _PREFIX[Standing.SLOWER if judgement.slower_than else judgement.standing]
     if judgement.is_faster and judgement.gain is not None:
         prefix = _PREFIX[judgement.gain.kernel.standing].replace(":", " on top:")
     return f"{prefix}attempt {result.n}, {ratios_line(judgement)} ({fresh})"

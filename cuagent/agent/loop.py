@@ -133,10 +133,7 @@ def query(run: Run, model: Model, emit: Emit) -> Reply:
             raise error
         reply, seconds = ask(run, model, emit)
     reply = replace(reply, message=with_unique_ids(reply.message, run))
-    had_price = run.cost is not None
     run.record_reply(reply, model.name, getattr(model, "sampling", {}), seconds)
-    if had_price and run.cost is None and run.budget.cost is not None:
-        run.notice(f"no price is known for {model.name}: the cost limit does not apply", "warning")
     return reply
 
 

@@ -234,10 +234,16 @@ class Run:
     def record_call(
         self, reply: Reply, model: str, sampling: Any, seconds: float, **more: Any
     ) -> str:
-        """Record usage, cost and time of a query of the model; return the log record's id."""
+        """Record usage, cost and time of a query of the model; return the log record's id.
+
+        The first query without a known price ends the cost limit; a notice says so.
+        """
         self.usage += reply.usage
         if self.cost is not None:
             self.cost = None if reply.cost is None else self.cost + reply.cost
+            if self.cost is None and self.budget.cost is not None:
+                text = f"no price is known for {model}: the cost limit does not apply"
+                self.notice(text, "warning")
         return self.log.write(
             "call",
             parent=self.log.head,

@@ -192,6 +192,7 @@ def _rejected(n: int, verdict: Verdict, build: Build | None) -> Iterator[str]:
     infrastructure = verdict.reason is Reason.INFRASTRUCTURE
     word = "NOT JUDGED" if infrastructure else "REJECTED"
     yield f"{word} attempt {n}: {verdict.reason}"
+    diagnosed = bool(build and not build.ok and build.diagnostics)
     if build and not build.ok:
         yield from _diagnostics(build.diagnostics)
     elif verdict.detail:
@@ -201,7 +202,7 @@ def _rejected(n: int, verdict: Verdict, build: Build | None) -> Iterator[str]:
         error = f"largest error {draw.max_error:.3g}, {draw.ratio:.3g} times the limit"
         error = error if math.isfinite(draw.ratio) else "the error is not finite"
         yield f"{on_inputs(draw.kind)}: {error}{note}"
-    if verdict.output.strip():
+    if verdict.output.strip() and not diagnosed:  # else it repeats the compiler's messages
         lines = verdict.output.strip().splitlines()[-LONGEST_OUTPUT:]
         yield "output of the candidate:"
         yield from (f"  {line[:200]}" for line in lines)

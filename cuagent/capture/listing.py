@@ -96,6 +96,11 @@ def gain_line(share: float, *, trains: bool = False) -> str:
     return text if share > MOST_SHARE else f"{text}; the limit is {1 / (1 - share):.2f}x"
 
 
+def calls_text(count: int) -> str:
+    """Return a number of calls as words that are aligned in a column: `     8 calls`."""
+    return f"{count:>6} {'call ' if count == 1 else 'calls'}"
+
+
 def shape_lines(manifest: dict[str, Any]) -> list[str]:
     """Return one line of text for each recorded shape, the most frequent first."""
     shapes: Sequence[dict[str, Any]] = sorted(manifest["shapes"], key=lambda s: -s["calls"])
@@ -108,7 +113,7 @@ def shape_lines(manifest: dict[str, Any]) -> list[str]:
             for known in shape["inputs"]
         )
         lines.append(
-            f"{shape['calls']:>6} calls  {shape['task'] or 'original module'}: {tensors}{mode}"
+            f"{calls_text(shape['calls'])}  {shape['task'] or 'original module'}: {tensors}{mode}"
         )
     return lines
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cuagent.arms import CANDIDATE, EAGER
+from cuagent.capture.listing import calls_text
 from cuagent.events import Emit, Phase, ignore
 from cuagent.record import plain, read_file
 from cuagent.task import Task, load_task
@@ -168,7 +169,7 @@ def judge_shapes(
         elif sum(r.task is not None for r in results) >= MOST_JUDGED:
             results.append(ShapeResult(file, calls, covered=False, why="not judged: too rare"))
         else:
-            emit(Phase(f"judging {file}, {calls} calls"))
+            emit(Phase(f"judging {file}, {calls} call{'s' * (calls != 1)}"))
             results.append(_judged(task, task.path.with_name(file), calls, attempt, isolation))
     if others := manifest["calls_of_other_forms"]:
         results.append(ShapeResult(None, others, covered=False, why="other arguments"))
@@ -183,7 +184,7 @@ def lines(found: ShapesResult) -> list[str]:
         name = shape.task or "other calls"
         figure = f"{shape.speedup:.2f}x [{shape.low:.2f}, {shape.high:.2f}] over eager"
         rows.append(
-            f"{shape.calls:>6} calls  {name}: "
+            f"{calls_text(shape.calls)}  {name}: "
             + (figure if shape.covered else f"original module ({shape.why})")
         )
     worst = found.worst

@@ -95,6 +95,8 @@ def time_swapped(
     if manifest.get("objects") or captured.call is None:
         named = ", ".join(manifest.get("objects", ())) or "its calls"
         raise SwapRefused(f"a package cannot repeat its calls: {named}")
+    if not _names_script(manifest):
+        raise SwapRefused("the manifest of the captured folder does not name the script")
     if not Path(manifest["script"]).is_file():
         raise SwapRefused(f"{manifest['script']} is not there")
     runs: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
@@ -117,6 +119,16 @@ def time_swapped(
         last["target_calls"],
         compiled=bool(last["compiled"]),
         trains=bool(task.step),
+    )
+
+
+def _names_script(manifest: dict[str, Any]) -> bool:
+    """Return True if the manifest has the script, its folder and its arguments as text."""
+    arguments = manifest.get("arguments")
+    return (
+        all(isinstance(manifest.get(name), str) for name in ("script", "cwd"))
+        and isinstance(arguments, list)
+        and all(isinstance(argument, str) for argument in arguments)
     )
 
 

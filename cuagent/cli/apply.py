@@ -11,7 +11,7 @@ import typer
 
 from cuagent.cli import options, patch
 from cuagent.cli.exits import Refused, print_stderr
-from cuagent.cli.runs import RUNS, RunDir, attempt_in, chosen_attempt, read, readable
+from cuagent.cli.runs import RUNS, RunDir, attempt_in, attempt_name, chosen_attempt, read, readable
 from cuagent.cli.script import captured_of
 from cuagent.cli.trust import require_trusted_run
 
@@ -73,8 +73,10 @@ def apply(
         judgement = _chosen(records, attempt, folder.id)
         task = task_of(records)
         chosen = attempt_in(records, judgement.attempt)
+        name = attempt_name(records, judgement, folder.id)
     refuse_slower(judgement, force=force)
     if to is not None and (to.is_file() or to.suffix == ".py"):
+        print_stderr(name)
         captured = captured_of(task, folder.path, judgement.attempt)
         patch.patch_file(to, task, chosen, judgement, captured, yes=yes, force=force)
         return
@@ -82,6 +84,7 @@ def apply(
         _refuse_elsewhere(task.path.parent, folder)
     place = (task.path.parent if to is None else to).resolve()
     _install(_guarded(chosen, task, judgement, folder.id), place, folder.id, force=force)
+    print_stderr(name)
     if why := slower(judgement):
         print_stderr(f"note: {why}")
     elif not judgement.beats_best_rung:

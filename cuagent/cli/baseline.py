@@ -105,7 +105,7 @@ def lines(found: Ladder, width: int = WIDTH) -> list[str]:
 
     Empty columns are left out; figures of columns that do not fit are printed below their row.
     """
-    from cuagent.ui.attempts import ABOVE
+    from cuagent.measure.roofline.model import ABOVE
 
     rows = [_row(rung, found.floor) for rung in found.rungs]
     shown = [at for at in range(len(HEAD)) if any(row[at] for row in rows)]

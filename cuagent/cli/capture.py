@@ -91,6 +91,7 @@ def captured(order: Order, folder: Path) -> tuple[dict[str, Any], dict[str, Any]
     from dataclasses import replace
 
     from cuagent.capture.run import check_folder, require_capture, run_script
+    from cuagent.record.origin import with_mac
 
     refuse_unwritable(folder)
     order = replace(order, out=folder)
@@ -101,7 +102,8 @@ def captured(order: Order, folder: Path) -> tuple[dict[str, Any], dict[str, Any]
     manifest: dict[str, Any] = json_module.loads(file.read_text())
     if "error" in checked:  # so that no later command uses the folder
         manifest["error"] = checked["error"]
-        file.write_text(json_module.dumps(manifest, indent=1) + "\n")
+    # the code shows a later `optimize --time-script` that this user named the script
+    file.write_text(json_module.dumps(with_mac(manifest), indent=1) + "\n")
     return manifest, checked
 
 

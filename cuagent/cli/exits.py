@@ -89,7 +89,10 @@ def print_stderr(text: str) -> None:
 
 
 def _break_line(line: str, width: int) -> list[str]:
-    """Break a line into pieces of at most `width` characters: after semicolons, else at blanks."""
+    """Break a line into pieces of at most `width` characters: after semicolons, else at blanks.
+
+    A command of cuagent gets a row of its own and is not broken.
+    """
     from cuagent.ui.text import wrap
 
     *others, last = line.split("; ")
@@ -98,7 +101,14 @@ def _break_line(line: str, width: int) -> list[str]:
         if pieces[-1] and len(pieces[-1]) + 1 + len(clause) > width:
             pieces.append("")
         pieces[-1] = f"{pieces[-1]} {clause}".lstrip()
-    return [part for piece in pieces for part in wrap(piece, width)]
+    rows = []
+    for piece in pieces:
+        before, _, command = piece.partition(": cuagent ")
+        if command and len(piece) > width:  # the terminal breaks it, so that it can be copied whole
+            rows += [*wrap(f"{before}:", width), f"cuagent {command}"]
+        else:
+            rows += wrap(piece, width)
+    return rows
 
 
 @contextmanager

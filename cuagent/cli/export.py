@@ -12,8 +12,8 @@ import typer
 
 from cuagent.cli import options
 from cuagent.cli.apply import refuse_slower
-from cuagent.cli.exits import Refused
-from cuagent.cli.runs import RUNS, RunDir, attempt_in, chosen_attempt, read, readable
+from cuagent.cli.exits import Refused, print_stderr
+from cuagent.cli.runs import RUNS, RunDir, attempt_in, attempt_name, chosen_attempt, read, readable
 from cuagent.cli.script import captured_of
 from cuagent.cli.trust import require_trusted_run
 
@@ -76,6 +76,7 @@ def export(
         raise Refused(f"{out}: already exists; name an empty or new folder")
     folder, records = read(run, run_dir)
     require_trusted_run(folder, f"What it holds would be written to {out} to be run", trust)
+    from cuagent.judgement import Result, result_of
     from cuagent.record import ladder_of
     from cuagent.record.revive import task_of
     from cuagent.ui.recorded import best_of
@@ -85,6 +86,8 @@ def export(
         best = best_of(records) if attempt is None else chosen_attempt(records, attempt, folder.id)
         attempts = {} if best is None else {best.attempt: attempt_in(records, best.attempt)}
         found = ladder_of(records)
+        is_kernel = attempt is not None or force or result_of(best, found) is Result.KERNEL
+        name = attempt_name(records, best if is_kernel else None, folder.id)
     if attempt is not None and best is not None:
         refuse_slower(best, force=force)
     names = capabilities(arch)
@@ -97,6 +100,7 @@ def export(
         return write_result(task, best, found, attempts, to, names, folder.path)
 
     _write_as(form, out, write)
+    print_stderr(name)
 
 
 def _write_as(form: Form, out: Path, write: Callable[[Path], str]) -> None:

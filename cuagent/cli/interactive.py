@@ -135,11 +135,12 @@ def asker(session: Session) -> Ask:
             session.view.say(Text(f"  $ {line}", "yellow") for line in lines)
         _notify(session.settings, "cuagent waits for your approval")
         answer: str | None = ""
-        while answer == "":
-            answer = session.prompt.ask(question, context.run.cancelled)
-            if answer is not None and answer.startswith(("/", SIGN)):
-                while_working(session, answer)
-                answer = ""
+        with session.view.asking():
+            while answer == "":
+                answer = session.prompt.ask(question, context.run.cancelled)
+                if answer is not None and answer.startswith(("/", SIGN)):
+                    while_working(session, answer)
+                    answer = ""
         return answer
 
     return ask

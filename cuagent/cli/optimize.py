@@ -11,7 +11,7 @@ import typer
 
 from cuagent.cli import options
 from cuagent.cli.exits import Exit, Refused, print_stderr
-from cuagent.cli.script import report_on_script
+from cuagent.cli.script import report_on_script, require_trusted_script
 from cuagent.cli.session import (
     Plan,
     ResumedRun,
@@ -81,16 +81,21 @@ def optimize(
     _refuse_script_options(task, module, script_args, time_script=time_script)
     if task is None and resumed is None:
         raise Refused("Missing argument 'TASK'; see cuagent optimize --help")
-    kept_timeout = None if resumed is None else resumed.model_timeout
+    if resumed is not None:  # options that the run began with
+        approval = approval or resumed.approval
+        max_cost = resumed.max_cost if max_cost is None else max_cost
+        model_timeout = model_timeout or resumed.model_timeout
     flags = {"model": model, "device": device, "precision": precision, "approval": approval}
     limits = {"max_steps": max_steps, "max_cost": max_cost, "max_time": max_time}
-    limits |= {"max_device_time": max_device_time, "model_timeout": model_timeout or kept_timeout}
+    limits |= {"max_device_time": max_device_time, "model_timeout": model_timeout}
     settings = resolve_settings(flags | limits, trust)
     if module is not None:
         from cuagent.cli.capture import capture_for_run
 
         task = str(capture_for_run(str(task), module, script_args))
     opening = _task(task, inputs, init, settings, resumed, backward=backward)
+    if time_script:
+        require_trusted_script(opening, trust)
     chosen = open_model(_name(settings, resumed), opening, settings, trust=trust)
     plan = Plan(
         opening, chosen, settings, run_dir, resumed, message, output_format, headless, fresh, seed
@@ -172,7 +177,8 @@ def _refuse_bare_source(plan: Plan, path: Path | None) -> None:
 def _refuse_unpriced(plan: Plan) -> None:
     """Raise Refused if `--max-cost` was given for a model without a known price."""
     asked = plan.settings.origins["max_cost"] == "--max-cost"
-    if asked and getattr(plan.model, "price", UNPRICED) is None:
+    kept = plan.resumed is not None and plan.resumed.max_cost == plan.settings.max_cost
+    if asked and not kept and getattr(plan.model, "price", UNPRICED) is None:
         name = plan.model.name.partition(":")[2]
         raise Refused(
             f"--max-cost: no price is known for {plan.model.name}, so a limit cannot be enforced; "

@@ -100,7 +100,7 @@ def replay(run: options.RunName = "latest", run_dir: RunDir = RUNS) -> None:
     from cuagent.ui.terminal import Terminal
 
     with Terminal(sys.stdout, recorded=True) as view, readable(folder):
-        for event in events_of(folder, records):
+        for event in events_of(folder, records, clocked=True):
             view(event)
 
 
@@ -158,6 +158,18 @@ def chosen_attempt(records: list[dict[str, Any]], number: int, run: str) -> Judg
         have = f"accepted are {', '.join(map(str, accepted))}" if accepted else "none is accepted"
         raise Refused(f"{run}: attempt {number} is not accepted; {have}")
     return latest[number]
+
+
+def attempt_name(records: list[dict[str, Any]], judgement: Judgement | None, run: str) -> str:
+    """Return words for a run and the attempt of a judgement in it: `attempt 3 of RUN`.
+
+    `latest` may name another run than the user has in mind.
+    """
+    from cuagent.record import judgements_of
+
+    every = judgements_of(records).items() if judgement is not None else ()
+    numbers = [n for n, j in every if judgement is not None and j.attempt == judgement.attempt]
+    return f"attempt {numbers[0]} of {run}" if numbers else f"run {run}"
 
 
 def _row(folder: RunFolder) -> dict[str, str]:

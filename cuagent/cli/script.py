@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from contextlib import suppress
 from json import dumps, loads
@@ -66,6 +67,34 @@ def report_on_script(run: Run, settings: Settings, *, time_script: bool) -> None
     for line in text:
         print_stderr(line)
     write_file(run.folder.path, RESULT, (dumps(kept, indent=1) + "\n").encode())
+
+
+def require_trusted_script(task: Task, trust: bool) -> None:
+    """Ask the user before the script that a captured folder names is timed, unless `trust`.
+
+    Folders that this user captured on this machine need no question. Raises Refused if the user
+    does not agree or cannot be asked.
+    """
+    from cuagent.capture.shapes import manifest_of
+    from cuagent.cli.trust import require_agreement
+    from cuagent.record.origin import has_valid_mac
+
+    manifest = manifest_of(task)
+    if manifest is None or has_valid_mac(manifest):
+        return
+    script = manifest.get("script")
+    command = shlex.join(map(str, [script, *_list(manifest.get("arguments"))]))
+    require_agreement(
+        f"{task.path.parent}: unknown origin: you did not capture it on this machine (it came with "
+        f"a repository, was copied or changed, or is of an older version). --time-script would run "
+        f"{command} four times with your rights",
+        "read that script",
+        trust,
+    )
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def script_results(folder: Path) -> dict[str, Any]:

@@ -45,6 +45,10 @@ class ResumedRun:
     model_timeout: float | None = None
     """Value of `--model-timeout` in seconds when the run began; None if the option was not
     given."""
+    approval: str | None = None
+    """`ask` if the run began with `--approval ask`, else None: a wider approval is not kept."""
+    max_cost: float | None = None
+    """Value of `--max-cost` in US dollars when the run began; None if the option was not given."""
 
 
 @dataclass(frozen=True)
@@ -107,17 +111,27 @@ def find_resumable(name: str | None, run_dir: Path, *, trust: bool = False) -> R
         raise Refused(f"{task.path}: has changed since {folder.id} began; start a new run")
     model = next(r["model"] for r in reversed(records) if r["type"] in ("session", "resume"))
     end = end_record(records)
-    return ResumedRun(
-        folder, task, model, end["stop"] if end else None, _model_timeout(records[0].get("config"))
-    )
+    config = records[0].get("config")
+    stop = end["stop"] if end else None
+    timeout, cost = (_given(config, key) for key in ("model_timeout", "max_cost"))
+    return ResumedRun(folder, task, model, stop, timeout, _approval(config), cost)
 
 
-def _model_timeout(config: Any) -> float | None:
-    """Return the value of `--model-timeout` in a run's recorded settings, in seconds; None if it
-    was not given."""
+def _given(config: Any, key: str) -> float | None:
+    """Return the positive number that a run's recorded settings have from the option of `key`; None
+    if the option was not given."""
     match config:
-        case {"model_timeout": int() | float() as seconds, "origins": {"model_timeout": origin}}:
-            return float(seconds) if origin == MODEL_TIMEOUT and seconds > 0 else None
+        case {"origins": {**origins}} if origins.get(key) == f"--{key.replace('_', '-')}":
+            number = config.get(key)
+            return float(number) if isinstance(number, int | float) and number > 0 else None
+    return None
+
+
+def _approval(config: Any) -> str | None:
+    """Return `ask` if a run's recorded settings have it from `--approval`, else None."""
+    match config:
+        case {"approval": "ask", "origins": {"approval": "--approval"}}:
+            return "ask"
     return None
 
 

@@ -174,6 +174,7 @@ def _compact(session: Session, words: list[str]) -> None:
         session.say("interrupted: the conversation is unchanged")
     finally:
         run = session.run
+        session.view(run.spent())
         session.view.pause(finished=is_finished(run), queued=not run.inbox.empty())
 
 

@@ -205,20 +205,23 @@ def opens_quickly(name: str) -> bool:
     return not (mode in (AUTOTUNE, AUTOTUNE_GRAPHS) or AUTOTUNE in options or variant)
 
 
-def rungs_of(task: Task, convolves: bool, graphs: bool = True) -> tuple[str, ...]:
+def rungs_of(
+    task: Task, convolves: bool, graphs: bool = True, layouts: bool = True
+) -> tuple[str, ...]:
     """Return the names of the rungs that make sense for a task on its device.
 
     `convolves`: the reference has convolutions. `graphs`: include rungs with CUDA graphs on a GPU.
+    `layouts`: include channels_last for a reference with convolutions.
     """
     on_cuda = task.device is Device.CUDA
     modes = [EAGER, COMPILE, AUTOTUNE]
     if on_cuda and graphs:
         modes += [GRAPHS, AUTOTUNE_GRAPHS, f"{EAGER}+{GRAPH}", f"{COMPILE}+{GRAPH}"]
-    if convolves:
+    if convolves and layouts:
         modes += [f"{EAGER}+channels_last", f"{COMPILE}+channels_last"]
     if convolves and on_cuda:
-        layouts = [EAGER, f"{EAGER}+channels_last", COMPILE]
-        modes += [f"{mode}+{BENCHMARK}" for mode in layouts]
+        benchmarked = [EAGER, *[f"{EAGER}+channels_last"] * layouts, COMPILE]
+        modes += [f"{mode}+{BENCHMARK}" for mode in benchmarked]
     options = [option for option in ("tf32", "bf16") if admitted(task, f"{EAGER}+{option}")]
     options = options if on_cuda else [option for option in options if option != "tf32"]
     return (*modes, *(f"{mode}+{option}" for option in options for mode in modes))
@@ -256,21 +259,32 @@ def _has_graphs(referee: Referee, operators: Mapping[str, OperatorWork]) -> bool
 def _rungs(referee: Referee) -> tuple[str, ...]:
     """Return the names of a task's rungs, without those whose option would change nothing.
 
-    Left out are TF32 if no product would use it; cudnn_benchmark if it is on already or if
-    determinism forbids it; CUDA graphs for calls that take much longer than their launches; and on
-    a CPU autotuning without products, since Inductor's C++ backend tunes only products.
+    Left out are TF32 if no product would use it; channels_last if it changes no weight, as for
+    Conv1d; cudnn_benchmark if it is on already or if determinism forbids it; CUDA graphs for calls
+    that take much longer than their launches; and on a CPU autotuning without products, since
+    Inductor's C++ backend tunes only products.
     """
     operators = _operators(referee)
     own = baseline_settings(referee.facts.settings, referee.task.precision)
     kinds = set(filter(None, map(product_kind, operators)))
     differs = any(own.arithmetic(kind, referee.task.device) != "tf32" for kind in kinds)
     convolves = any("conv" in name for name in operators)
-    names = rungs_of(referee.task, convolves, _has_graphs(referee, operators))
+    layouts = has_layouts([leaf.shape for leaf in referee.facts.layouts.state.leaves])
+    names = rungs_of(referee.task, convolves, _has_graphs(referee, operators), layouts)
     if own.cudnn_benchmark or own.cudnn_deterministic or own.deterministic != "off":
         names = tuple(name for name in names if BENCHMARK not in name)
     if referee.task.device is Device.CPU and operators and not (kinds or _attends(operators)):
         names = tuple(name for name in names if not name.startswith(AUTOTUNE_GRAPHS))
     return tuple(name for name in names if differs or not operators or "tf32" not in name)
+
+
+def has_layouts(shapes: Iterable[Sequence[int]]) -> bool:
+    """Return True if `module.to(memory_format=torch.channels_last)` changes one of the weights.
+
+    It changes those with four dimensions, and fails for those with five.
+    """
+    ranks = set(map(len, shapes))
+    return 4 in ranks and 5 not in ranks
 
 
 def _attends(operators: Iterable[str]) -> bool:

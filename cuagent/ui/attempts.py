@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.cells import cell_len
 from rich.text import Text
 
+from cuagent.measure.roofline.model import ABOVE
 from cuagent.measure.rungs import over_eager
 from cuagent.task.memory import shortage
 from cuagent.timing import Effort, Ratio, Standing, Timing
@@ -33,10 +34,6 @@ EAGER, COMPILE = "eager", "compile"
 RECORD_TITLE = "record timing, in fresh processes"
 """Title of the table if its attempts were timed at record effort."""
 ALL_TITLE = "all attempts, each by its latest timing"
-ABOVE = (
-    "over 100% of the roofline: the machine was busy when its limits were measured, or less "
-    "arithmetic suffices"
-)
 MOST_ROWS = 12
 """Largest number of attempts in the table at the end of a run."""
 MOST_BARS = 40

@@ -43,7 +43,7 @@ def excerpt(
         for row in coloured.split("\n", allow_blank=True)
     ]
     if len(rows) > len(shown):
-        text.append(_behind_bar(Text(f"{glyphs.more} {len(rows)} lines", "dim"), glyphs))
+        text.append(_behind_bar(Text(f"{glyphs.more} {len(rows)} lines in all", "dim"), glyphs))
     return text
 
 

@@ -50,3 +50,14 @@ class Footer:
         app.output.erase_down()
         app.renderer.reset()
         self._columns = columns
+
+    def follow_erasing(self, app: Application[Any]) -> None:
+        """Call `follow` also before the footer is erased, which happens to print text above it."""
+        renderer = app.renderer
+        erase = renderer.erase
+
+        def followed(leave_alternate_screen: bool = True) -> None:
+            self.follow(app)
+            erase(leave_alternate_screen)
+
+        renderer.erase = followed  # type: ignore[method-assign]

@@ -87,6 +87,7 @@ class Prompt:
         app.ttimeoutlen, app.timeoutlen = 0.05, 0.2
         app.terminal_size_polling_interval = None  # `Footer` does that itself
         app.before_render += lambda app: self._footer.follow(app)
+        self._footer.follow_erasing(app)
         app.after_render += lambda app: self._footer.remember(app)
         self._thread = threading.Thread(target=self._run, daemon=True, name="prompt")
 

@@ -35,12 +35,15 @@ if TYPE_CHECKING:
 Records = Sequence[Mapping[str, Any]]
 
 
-def events_of(folder: RunFolder, records: Records) -> Iterator[Event]:
-    """Yield the events of a run in order, from its records."""
+def events_of(folder: RunFolder, records: Records, *, clocked: bool = False) -> Iterator[Event]:
+    """Yield the events of a run in order, from its records.
+
+    With `clocked` the totals are also given at the start of each step, for a view with a clock.
+    """
     spent = _Spending(records[0]["time"] if records else 0.0)
     waiting: dict[str, ToolStarted] = {}
     running: dict[str, ToolStarted] = {}
-    for record in records:
+    for record, before in zip(records, [*records[:1], *records], strict=False):
         match record["type"]:
             case "session":
                 task = record["task"]
@@ -52,6 +55,8 @@ def events_of(folder: RunFolder, records: Records) -> Iterator[Event]:
             case "call" if "purpose" in record:  # no step, but its cost counts
                 spent.add(record, 0)
             case "call":
+                if clocked:  # the step began after the record before: this one has its reply
+                    yield spent.totals(before["time"])
                 spent.add(record)
                 yield StepStarted(spent.step)
             case "message" if record["role"] == "assistant":
@@ -86,7 +91,10 @@ def events_of(folder: RunFolder, records: Records) -> Iterator[Event]:
                 yield LadderMeasured(found, record.get("shown", True))
             case "notice" if "tool" not in record:  # that is a traceback, for the log only
                 yield Notice(record["text"], record.get("level", "info"))
+            case "resume":
+                spent.resume(record["time"])
             case "end":
+                spent.seconds_at_end = record.get("seconds")
                 found = ladder_of(records)
                 yield RunEnded(record["stop"], best_of(records), record["summary"], found)
 
@@ -130,6 +138,13 @@ class _Spending:
         self.step = self.tokens_in = self.tokens_out = 0
         self.cost: float | None = 0.0
         self.started = started
+        self.seconds_at_end: float | None = None
+        """Seconds of work until the run last ended; None if it did not."""
+
+    def resume(self, now: float) -> None:
+        """Leave out the time between the last end and the resumption at `now`."""
+        if self.seconds_at_end is not None:
+            self.started = now - self.seconds_at_end
 
     def add(self, call: Mapping[str, Any], steps: int = 1) -> None:
         self.step += steps

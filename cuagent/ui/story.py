@@ -183,7 +183,8 @@ def _other(event: Event, width: int, glyphs: Glyphs) -> Iterator[Text]:
             for line in clean(text).strip().split("\n"):
                 yield Text(f"> {line}", "bold cyan")
         case LadderMeasured(found, True):
-            yield Text("  the ladder", "bold")
+            yield Text()
+            yield Text("the ladder", "bold")
             yield from ladder_table(ladder_rows(found), width, glyphs)
             yield from settings_lines(found, width)
         case ToolFinished():

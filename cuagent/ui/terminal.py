@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
-from rich.cells import cell_len
 from rich.text import Text
 
 from cuagent.events import (
@@ -41,7 +41,17 @@ from cuagent.ui.live import panel_lines, two_sided
 from cuagent.ui.status import Status
 from cuagent.ui.summary import short_path, summary_lines
 from cuagent.ui.table import why_lines
-from cuagent.ui.text import clean, clip, duration, fold, glyphs_for, harmless, one_line, wrap
+from cuagent.ui.text import (
+    clean,
+    clip,
+    duration,
+    fold,
+    glyphs_for,
+    harmless,
+    indented,
+    one_line,
+    wrap,
+)
 from cuagent.ui.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -157,6 +167,21 @@ class Terminal:
             does = "type what to try next" if finished else "Enter continues"
             does = "Enter sends the queued message" if queued else does
             self._set(activity=f"your turn: {does}, /help")
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Stop the clock, and show that the run waits for the user's answer, within the block."""
+        with self._transcript.lock:
+            activity, runs = self.status.activity, self._paused_at is None
+            self._paused_at = self._paused_at or time.monotonic()
+            self._set(activity="waiting for your answer")
+        try:
+            yield
+        finally:
+            with self._transcript.lock:
+                self._set(activity=activity)
+                if runs:
+                    self._resume_clock()
 
     def show_table(self) -> None:
         """Print the table of all attempts so far."""
@@ -317,7 +342,8 @@ class Terminal:
             event.output, UNCUT if self._transcript.is_uncut else head, tail, self.glyphs.more
         )
         if event.is_error or event.name == "profile":
-            return [Text(row, style) for line in folded for row in self._wrapped(line)]
+            rows = (indented(line, self.width, self.glyphs.more) for line in folded)
+            return [Text(row, style) for each in rows for row in each]
         return [self._line(f"  {line}", style) for line in folded]
 
     def _show_judged(self, event: Judged) -> None:
@@ -346,16 +372,6 @@ class Terminal:
 
     def _line(self, text: str, style: str) -> Text:
         return Text(clip(text, self.width, self.glyphs.more), style)
-
-    def _wrapped(self, line: str) -> list[str]:
-        """Return a line of a tool's output, indented; prose is wrapped, aligned columns are cut."""
-        room = self.width - 2
-        if cell_len(line) <= room:
-            return [f"  {line}"]
-        if line.startswith(" ") or "  " in line:
-            return [f"  {clip(line, room, self.glyphs.more)}"]
-        first, *rest = wrap(line, room)
-        return [f"  {first}", *(f"    {row}" for row in wrap(" ".join(rest), room - 2) if row)]
 
     def _set(self, **changes: object) -> None:
         with self._transcript.lock:

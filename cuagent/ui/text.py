@@ -195,3 +195,14 @@ def _three_digits(value: float) -> str:
     if value < 9.995:
         return f"{value:.2f}"
     return f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
+
+
+def indented(line: str, width: int, more: str) -> list[str]:
+    """Return a line of a tool's output, indented; prose is wrapped, aligned columns are cut."""
+    room = width - 2
+    if cell_len(line) <= room:
+        return [f"  {line}"]
+    if line.startswith(" ") or "  " in line:
+        return [f"  {clip(line, room, more)}"]
+    first, *rest = wrap(line, room)
+    return [f"  {first}", *(f"    {row}" for row in wrap(" ".join(rest), room - 2) if row)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.seeds import Seeds
@@ -67,13 +68,14 @@ def _round(
 ) -> PlannedRound:
     in_use = When.SWAPPED if weights else When.IN_USE
     when = When.FIRST if entry.fresh else in_use
-    trials = [Trial(k, entry.weights, seeds.draw(), when) for k in entry.kinds if k in kinds]
+    draw = partial(Trial, has_weights=weights)
+    trials = [draw(k, entry.weights, seeds.draw(), when) for k in entry.kinds if k in kinds]
     repeats = [replace(trial, when=When.AGAIN) for trial in trials[: entry.repeats]]
     if repeats:
         random.Random(seeds.draw()).shuffle(repeats)
     sweeps = [
         tuple(
-            Trial(k, entry.weights, seed, step=step)
+            draw(k, entry.weights, seed, step=step)
             for step, seed in enumerate(seeds.draw_several(sweep_counts[k].made))
         )
         for k in entry.sweeps

@@ -178,12 +178,14 @@ class Trial:
     when: When = When.FIRST
     step: int = 0
     """Index of the draw within its sweep; 0 outside of sweeps."""
+    has_weights: bool = True
+    """False if the model has no weights; then the draw's name leaves them out."""
 
     @property
     def name(self) -> str:
         """Name of the draw in a verdict, from its kind of inputs, its weights and `when`."""
         parts = [self.kind.value]
-        if self.weights is not Weights.OWN:
+        if self.has_weights and self.weights is not Weights.OWN:
             parts.append(f"{self.weights} weights")
         return ", ".join([*parts, self.when.value] if self.when else parts)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from cuagent.agent.compaction import is_due
 from cuagent.agent.wording import ladder_text
 from cuagent.attempt import Attempt
 from cuagent.build.result import Build
+from cuagent.events import Event, Notice
 from cuagent.judgement import Judgement
 from cuagent.measure.rungs import Ladder, Rung
 from cuagent.message import Message, ToolCall
@@ -51,6 +53,18 @@ def test_compaction_is_not_due_if_the_model_has_no_context_length(run: Run) -> N
     fill(run, 9)
     run.context_tokens = 10**9
     assert is_due(run, ScriptedModel([])) is False
+
+
+def test_summary_without_a_price_ends_the_cost_limit_with_a_notice(
+    run: Run, events: list[Event]
+) -> None:
+    run.emit = events.append
+    run.budget = replace(run.budget, cost=5.0)
+    fill(run, 5)
+    assert compact(run, ScriptedModel([{"text": "summary", "cost": None}]))
+    assert run.cost is None
+    said = [event.text for event in events if isinstance(event, Notice)]
+    assert "no price is known for scripted: the cost limit does not apply" in said
 
 
 def test_conversation_with_only_its_opening_is_not_compacted(run: Run) -> None:

@@ -59,6 +59,17 @@ def test_worse_later_submission_is_not_the_result(run: Run) -> None:
     assert best.attempt == FAST.digest, "apply and export use the best attempt"
 
 
+def test_the_best_rung_comes_first_in_the_summary_where_it_is_the_result(run: Run) -> None:
+    first = run.register(SLOW, judged(SLOW, 1.0, Effort.QUICK))
+    run.settle(first, judged(SLOW, 1.0, Effort.RECORD))  # 0.67x over torch.compile
+    eager = Rung("eager", 1e-3, EVEN, 0.0, True, 1.0, None, True)
+    faster = Rung("compile", 7e-4, Ratio(1.5, 1.4, 1.6), 0.0, True, 1.0, None, True)
+    run.record_ladder(Ladder(run.task.digest, "match", "a CPU", {}, (eager, faster), 1.0))
+    summary = summarize(run)
+    assert summary.startswith("torch.compile is 1.50x over eager")
+    assert "; no gain: attempt 1, 1.00x over eager" in summary, "surely slower than torch.compile"
+
+
 def documented_fields() -> dict[str, set[str]]:
     """Return the names that the docstring of `cuagent.record` gives for each type of record."""
     listed = (cuagent.record.__doc__ or "").partition("\n- ")[2].partition("\n\n")[0]

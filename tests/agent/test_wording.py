@@ -7,7 +7,7 @@ from dataclasses import replace
 from cuagent.agent.run import Tried
 from cuagent.agent.wording import judgement_lines, rung_lines
 from cuagent.attempt import Attempt
-from cuagent.build import Build
+from cuagent.build import Build, Diagnostic
 from cuagent.judgement import Judgement
 from cuagent.measure.rungs import Gain, Ladder, Rung
 from cuagent.record import judgement_of, plain_judgement
@@ -41,6 +41,21 @@ def test_judgement_shows_warnings_and_roofline_share() -> None:
     assert "50% of the roofline" in lines
     assert "SUSPECT: 12.0 us a call, but memory traffic alone takes 13.0 us" in lines
     assert "machine busy: 40 % by others" in lines
+
+
+def test_messages_of_the_compiler_are_shown_once() -> None:
+    error = Diagnostic("kernels/a.cpp", 3, "'y' was not declared in this scope", "y = 0;")
+    build = Build("a", (), (error,), False, 0.1)
+    said = f"kernels/a.cpp:3: error: {error.message}\ncollect2: error"
+    verdict = Verdict(False, Reason.BUILD_FAILED, "", "t", "a", output=said)
+
+    def shown(build: Build) -> str:
+        judged = Judgement("a", build, verdict, None, Score(-1))
+        tried = Tried(1, Attempt((("model_new.py", ""),)), "", judged)
+        return "\n".join(judgement_lines(tried, best=False))
+
+    assert shown(build).count(error.message) == 1
+    assert "collect2" in shown(replace(build, diagnostics=())), "messages that were not parsed"
 
 
 def test_wrong_value_is_shown_once_with_its_hint() -> None:

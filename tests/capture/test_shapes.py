@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripts import BUSY, DECODER, TRAINING
+from scripts import BUSY, DECODER, TRAINING, Run
 
 from cuagent.attempt import freeze
 from cuagent.capture.run import Order
 from cuagent.capture.shapes import ShapeResult, ShapesResult, judge_shapes, lines, manifest_of
 from cuagent.capture.swap import ScriptTiming, SwapRefused, time_swapped
 from cuagent.cli.capture import captured
-from cuagent.cli.script import script_results
+from cuagent.cli.exits import Refused
+from cuagent.cli.script import require_trusted_script, script_results
 from cuagent.judge import LocalJudge
 from cuagent.package import Captured
 from cuagent.task import load_task
@@ -47,6 +48,8 @@ def test_the_weighted_mean_counts_calls_times_seconds_and_the_original_where_it_
         ),
         share=0.5,
     )
+    single = lines(ShapesResult((ShapeResult("task.py", 1, True, "", 2.0, eager_s=0.4),), 0.5))
+    assert single[0].startswith("     1 call   task.py: ")
     other = (10 * 0.4 + 5 * 0.2) / 15
     before = 10 * 0.4 + 5 * 0.2 + 5 * other
     assert found.weighted == pytest.approx(before / (before - 10 * 0.2))
@@ -309,3 +312,53 @@ def test_options_of_a_script_without_one(
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
     assert said in done.stderr
+
+
+FOREIGN = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x) + 1
+
+
+def get_inputs():
+    return [torch.randn(8, 8)]
+"""
+
+
+def test_the_script_of_a_captured_folder_from_elsewhere_is_not_run(
+    tmp_path: Path, command_python: list[str]
+) -> None:
+    folder = tmp_path / "task"
+    folder.mkdir()
+    (folder / "task.py").write_text(FOREIGN)
+    (tmp_path / "train.py").write_text("from pathlib import Path; Path('ran').touch()")
+    named = {"script": str(tmp_path / "train.py"), "arguments": ["--steps", "5"], "cwd": "."}
+    (folder / "manifest.json").write_text(json.dumps(MANIFEST_TEXT | named))
+    command = [*command_python, "-m", "cuagent", "optimize", "task", "--time-script"]
+    command += ["--model", "expert"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2
+    said = f"--time-script would run {tmp_path}/train.py --steps 5 four times with your rights"
+    assert said in done.stderr
+    assert not (tmp_path / ".cuagent").exists()  # refused before the run
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_script_of_a_folder_captured_here_needs_no_question(capture: Run) -> None:
+    task = load_task(capture(GATE, "model.gate").folder, device="cpu")
+    require_trusted_script(task, trust=False)
+    file = task.path.parent / "manifest.json"
+    file.write_text(file.read_text().replace("script.py", "other.py"))
+    with pytest.raises(Refused, match=r"other\.py four times"):
+        require_trusted_script(task, trust=False)
+    require_trusted_script(task, trust=True)
+
+
+def test_a_manifest_without_its_script_is_not_timed(tmp_path: Path) -> None:
+    captured = Captured("net", "Net", {"positional": []}, None)
+    for named in ({}, {"script": 3}, {"script": "train.py", "cwd": ".", "arguments": [1]}):
+        with pytest.raises(SwapRefused, match="does not name the script"):
+            time_swapped(None, MANIFEST_TEXT | named, None, None, captured)  # type: ignore[arg-type]

@@ -99,6 +99,17 @@ def test_nothing_of_the_users_is_replaced_unless_forced(cuagent: Cuagent, projec
 
 
 @pytest.mark.parametrize("command", [["apply"], ["export", "latest", "--out", "out"]])
+def test_the_run_and_the_attempt_are_named(
+    command: list[str], cuagent: Cuagent, project: Path
+) -> None:
+    """A run that was started in another terminal may be the latest."""
+    done = cuagent(*command)
+    assert done.returncode == 0, done.stderr
+    (run,) = (project / ".cuagent" / "runs").iterdir()
+    assert f"cuagent: attempt 2 of {run.name}\n" in done.stderr
+
+
+@pytest.mark.parametrize("command", [["apply"], ["export", "latest", "--out", "out"]])
 def test_a_slower_kernel_is_refused_unless_forced(
     command: list[str], cuagent: Cuagent, tmp_path: Path
 ) -> None:

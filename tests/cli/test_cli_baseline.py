@@ -6,9 +6,9 @@ import time
 from dataclasses import replace
 
 from cuagent.cli.baseline import lines
+from cuagent.measure.roofline.model import ABOVE
 from cuagent.measure.rungs import Ladder, Rung
 from cuagent.timing import Floor, Ratio
-from cuagent.ui.attempts import ABOVE
 
 EAGER = Rung("eager", 4e-3, Ratio(1.0, 1.0, 1.0), 1e-7, True, 0.1, None, True)
 TUNED = replace(

@@ -22,7 +22,7 @@ from cuagent.cli.approval import approved
 from cuagent.cli.exits import Refused
 from cuagent.cli.interactive import to_the_end
 from cuagent.cli.session import find_resumable
-from cuagent.events import Phase, RunEnded
+from cuagent.events import Phase, RunEnded, Spent
 
 pytestmark = pytest.mark.slow
 
@@ -302,6 +302,34 @@ def test_continued_run_keeps_the_time_out_of_its_model(cuagent: Cuagent, folder:
         assert newest.model_timeout == kept
 
 
+@pytest.mark.parametrize(
+    ("approval", "origin", "kept"),
+    [("ask", "--approval", "ask"), ("yolo", "--approval", None), ("ask", "default", None)],
+)
+def test_continued_run_keeps_its_limit_of_cost_and_asks_if_it_was_to_ask(
+    approval: str, origin: str, kept: str | None, cuagent: Cuagent, folder: Path
+) -> None:
+    model = script(folder, bash("ls"), SUBMIT)
+    cuagent("optimize", "task.py", "--model", model, "--max-steps", "1")
+    (log,) = (folder / ".cuagent" / "runs").glob("*/log.jsonl")
+    first, rest = log.read_text().split("\n", 1)
+    session = json.loads(first)
+    session["config"]["approval"] = approval
+    session["config"]["origins"] |= {"approval": origin, "max_cost": "--max-cost"}
+    session["config"]["max_cost"] = 0.5
+    log.write_text(f"{json.dumps(session)}\n{rest}")
+    newest = find_resumable(None, folder / ".cuagent" / "runs", trust=True)
+    assert newest.approval == kept
+    assert newest.max_cost == 0.5
+    done = cuagent("optimize", "--continue", "--trust", "--model", model)
+    if kept:
+        assert done.returncode == 2
+        assert "--approval ask needs a terminal" in done.stderr
+    else:
+        resumed = next(r for r in map(json.loads, log.read_text().split("\n")[1:]) if "budget" in r)
+        assert resumed["budget"]["cost"] == 0.5
+
+
 def test_command_needing_approval_is_rejected_without_a_user() -> None:
     assert approved(TOOLS, "yolo") == TOOLS
     guarded = next(tool for tool in approved(TOOLS, "ask") if tool.name == "bash")
@@ -423,12 +451,13 @@ def test_compaction_says_what_it_does_until_it_ends(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(slash, "compact", lambda *_: view.append("compacted") or True)
     monkeypatch.setattr(slash, "is_finished", lambda _: False)
     run = SimpleNamespace(cancelled=threading.Event(), emit=None, cancel=None, inbox=SimpleQueue())
+    run.spent = lambda: Spent(3, 60.0, 10, 2, None)
     prompt = SimpleNamespace(working=lambda _: nullcontext())
     session: Any = SimpleNamespace(
         run=run, view=view, prompt=prompt, model=None, say=lambda *_: None
     )
     assert slash.run_command(session, "/compact")
-    assert view == [Phase("summarizing the conversation"), "compacted", "pause"]
+    assert view == [Phase("summarizing the conversation"), "compacted", run.spent(), "pause"]
 
 
 def test_unknown_model_of_a_slash_command_names_no_option(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from commands import Cuagent
 
-from cuagent.cli.exits import Crash, Exit, crashes_to, exit_for
+from cuagent.cli.exits import Crash, Exit, _break_line, crashes_to, exit_for
 
 GOOD = """
 import torch
@@ -152,3 +152,13 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path, command: str) -> None:
         reader, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.stderr == "0\n"
+
+
+def test_a_command_in_a_message_is_not_broken() -> None:
+    command = "cuagent optimize --resume 20261126-211039-training-modelstep --max-steps 200"
+    message = f"cuagent: step limit, after some words about it; continue with: {command}"
+    rows = _break_line(message, 60)
+    assert rows == ["cuagent: step limit, after some words about it;", "continue with:", command]
+    assert _break_line("cuagent: see: cuagent show latest", 60) == [
+        "cuagent: see: cuagent show latest"
+    ]

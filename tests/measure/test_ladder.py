@@ -17,6 +17,7 @@ import pytest
 from cuagent.measure import ladder_cache
 from cuagent.measure.ladder import (
     admitted,
+    first_rungs,
     graphs_may_gain,
     join_rungs,
     measure_ladder,
@@ -357,6 +358,30 @@ def test_rungs_on_a_gpu_include_captured_graphs_and_tuned_convolutions(referee: 
         "compile+channels_last",
         "compile+cudnn_benchmark",
     ]
+
+
+@pytest.mark.parametrize(
+    ("layer", "inputs", "named"),
+    [
+        ("Conv1d(4, 4, 3)", "f32[2,4,32]", False),
+        ("Conv2d(4, 4, 3)", "f32[2,4,8,8]", True),
+        ("Conv3d(4, 4, 3)", "f32[2,4,4,4,4]", False),
+    ],
+)
+def test_channels_last_is_timed_only_where_it_changes_a_weight(
+    layer: str, inputs: str, named: bool, tmp_path: Path, fork_server: ForkServer
+) -> None:
+    (tmp_path / "task.py").write_text(
+        f"import torch\nclass Model(torch.nn.{layer.split('(')[0]}):\n"
+        f"    def __init__(self):\n        super().__init__({layer.split('(')[1]}\n"
+    )
+    task = load_task(tmp_path / "task.py", inputs=inputs, device="cpu")
+    with Referee(task, fork_server=fork_server) as opened:
+        assert ("eager+channels_last" in first_rungs(opened)) is named
+    on_gpu = replace(task, device=Device.CUDA)
+    every = rungs_of(on_gpu, convolves=True, layouts=named)
+    assert any("channels_last" in name for name in every) is named
+    assert "eager+cudnn_benchmark" in every
 
 
 def test_graphs_are_timed_only_where_launches_matter() -> None:

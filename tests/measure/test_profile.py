@@ -24,7 +24,7 @@ from cuagent.measure.profile.profile import (
 )
 from cuagent.measure.profile.session import ProfileSession, profile
 from cuagent.measure.roofline.ceilings import Ceilings
-from cuagent.measure.roofline.model import OperatorWork, Roofline, Work
+from cuagent.measure.roofline.model import ABOVE, OperatorWork, Roofline, Work
 from cuagent.task import Device, load_task
 from cuagent.worker import ForkServer
 
@@ -194,6 +194,19 @@ def test_notes_explain_imprecise_figures() -> None:
     notes = "; ".join(replace(seen, seconds=2e-4, others=0.7).notes())
     assert "the operators add up to 1 ms, 5.0x the call" in notes
     assert "machine busy: 70% used by other processes" in notes
+    assert ABOVE not in seen.notes()
+    assert ABOVE in replace(seen, seconds=0.95 * roof.floor).notes()
+
+
+def test_the_report_for_an_agent_has_whole_names_of_kernels() -> None:
+    ceilings = Ceilings("a device", copy=1e9, fp32=1e9, tf32=0.0, bf16=0.0)
+    roof = Roofline(Work(8, 8, 0, 2), ceilings, "fp32")
+    name = "own kernel: batch_norm_tanh_sigmoid_mul_kernel2"
+    costs = (Cost(name, 1, 6e-4, 0.6, 1e8, 1e8), Cost("aten::tanh", 30, 4e-4, 0.4))
+    seen = Profile("task", 1e-3, costs, (), roof, roof.work, None, 1.0, 2, None)
+    (row,) = [line for line in seen.lines() if line.startswith(name)]
+    assert row.endswith("100 MB/s 10%, 100 MFLOP/s 10%")
+    assert any("…" in line for line in seen.lines(80))
 
 
 def test_missing_counters_are_reported_on_a_gpu_only() -> None:

@@ -6,12 +6,15 @@ import io
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
-from prompt_toolkit.application import create_app_session
+import pytest
+from prompt_toolkit.application import create_app_session, run_in_terminal
 from prompt_toolkit.data_structures import Size
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output.vt100 import Vt100_Output
 
+import cuagent.ui.prompt
 from cuagent.ui.prompt import Prompt, Work
 
 
@@ -29,6 +32,29 @@ def test_a_narrower_window_keeps_no_piece_of_the_foot() -> None:
         _until(lambda: "\x1b[3A\r\x1b[J" in written.getvalue())
         _until(lambda: "x" * 29 in _after(written))
     assert "x" * 30 not in _after(written)
+
+
+def test_text_that_is_printed_before_the_redrawing_leaves_no_piece_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cuagent.ui.prompt, "REFRESH", 600.0)
+    written, columns = io.StringIO(), [80]
+    output = Vt100_Output(written, lambda: Size(40, columns[0]), term="xterm")
+    with (
+        create_pipe_input() as keys,
+        create_app_session(input=keys, output=output),
+        Prompt({}, status=lambda width: ["x" * width]) as prompt,
+    ):
+        _until(lambda: "x" * 79 in written.getvalue())
+        columns[0] = 30
+        app = prompt._session.app
+        assert app.loop is not None
+        show = partial(run_in_terminal, lambda: written.write("an answer"))
+        app.loop.call_soon_threadsafe(show, context=app.context)
+        _until(lambda: "an answer" in written.getvalue())
+    before, _, after = written.getvalue().partition("an answer")
+    assert "\x1b[3A\r\x1b[J" in before
+    assert "x" * 30 not in after
 
 
 def test_tab_completes_commands_and_the_names_of_files() -> None:

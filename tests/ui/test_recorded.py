@@ -7,6 +7,7 @@ import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -16,9 +17,11 @@ from cuagent import events
 from cuagent.judgement import Judgement
 from cuagent.message import Message, ToolCall, Usage
 from cuagent.record import RunFolder, RunLog, new_run, plain, read_records, revive
+from cuagent.ui.code import excerpt
 from cuagent.ui.console import UNCUT
 from cuagent.ui.recorded import best_of, events_of
 from cuagent.ui.story import story
+from cuagent.ui.terminal import Terminal
 
 
 @pytest.mark.parametrize("judgement", [GAIN, REJECTED, BROKEN, SLOWER])
@@ -83,6 +86,25 @@ def test_the_events_come_in_the_order_of_the_run(recorded: RunFolder) -> None:
     assert ended.best.attempt == "digest"
 
 
+def test_a_replayed_step_has_the_time_at_which_it_began(recorded: RunFolder) -> None:
+    """The time between the end of a session and its resumption is left out."""
+    call = {"usage": {"input": 7, "cache_read": 0, "cache_write": 0, "output": 3}, "cost": 0.5}
+    records: list[dict[str, Any]] = [
+        {"type": "session", "time": 1000.0, "model": "m", "task": {"name": "t", "device": "cpu"}},
+        {"type": "device", "time": 1030.0},
+        {"type": "call", "time": 1090.0, **call},
+        {"type": "end", "time": 1100.0, "stop": "interrupted", "summary": "", "seconds": 100.0},
+        {"type": "resume", "time": 5000.0},
+        {"type": "call", "time": 5060.0, **call},
+    ]
+    stream = io.StringIO()
+    with Terminal(stream, recorded=True) as view:
+        for event in events_of(recorded, records, clocked=True):
+            view(event)
+    steps = [line for line in stream.getvalue().split("\n") if line.startswith("step ")]
+    assert [step.split(" - ")[:2] for step in steps] == [["step 1", "0:30"], ["step 2", "1:40"]]
+
+
 def test_the_best_of_a_run_that_was_cut_off_is_its_best_accepted_attempt(
     recorded: RunFolder,
 ) -> None:
@@ -107,3 +129,10 @@ def test_a_recorded_story_renders_markdown_for_a_terminal_only(tmp_path: Path) -
     assert "|---" not in shown
     plain = "\n".join(line.plain for line in story(folder, records, UNCUT))
     assert "**Plan**" in plain, "a file gets the text as it is"
+
+
+def test_a_shortened_file_says_how_many_lines_it_has() -> None:
+    text = "\n".join(f"x{n} = {n}" for n in range(24))
+    rows = [row.plain for row in excerpt("a.py", text, 80)]
+    assert len(rows) == 9
+    assert rows[-1].endswith("24 lines in all")

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 import threading
+import time
 from collections.abc import Callable
 from fcntl import ioctl
 from pathlib import Path
@@ -180,6 +181,22 @@ def test_a_queued_message_is_announced_for_the_users_turn() -> None:
     with Terminal(io.StringIO(), footer=True) as show:
         show.pause(queued=True)
         assert "your turn: Enter sends the queued message" in show.footer_lines(80)[-1]
+
+
+def test_the_clock_stands_while_the_user_is_asked() -> None:
+    with Terminal(io.StringIO(), footer=True) as show:
+        show(StepStarted(1))
+        show(ToolStarted("1", "bash", "ls"))
+        with show.asking():
+            assert show.footer_lines(80)[-1] == "step 1 - 0:00 - waiting for your answer"
+            time.sleep(1.1)
+            assert "0:00" in show.footer_lines(80)[-1]
+        assert show.footer_lines(80)[-1].endswith("step 1 - 0:00 - bash")
+        show.pause()
+        with show.asking():
+            pass
+        time.sleep(1.1)
+        assert "0:00" in show.footer_lines(80)[-1], "the pause goes on"
 
 
 def test_interrupted_work_does_not_replace_the_users_turn() -> None:

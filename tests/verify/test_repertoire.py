@@ -16,8 +16,10 @@ from cuagent.verify.inputs.lines import LineView
 from cuagent.verify.inputs.ranges import Range
 from cuagent.verify.inputs.reference_runs import ReferenceRuns
 from cuagent.verify.inputs.repertoire import Repertoire, repertoire
+from cuagent.verify.inputs.seeds import Seeds
 from cuagent.verify.inputs.sweeps import SweepCount
 from cuagent.verify.oracle.describe import describe
+from cuagent.verify.plan import plan
 from cuagent.verify.tally import ROUNDS
 from cuagent.verify.trace.reference_trace import trace_reference
 
@@ -217,3 +219,15 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
+
+
+def test_draws_of_a_module_without_weights_name_none() -> None:
+    def names(*weights: str) -> list[str]:
+        counts = dict.fromkeys(Inputs, SweepCount(2, 2))
+        rounds = plan(Seeds(), list(Inputs), counts, weights=weights)
+        return [trial.name for planned in rounds for trial in planned.draws]
+
+    assert "flat rows, shaken weights" in names("weight")
+    assert not [name for name in names() if "weights" in name]
+    assert "flat rows" in names()
+    assert "halves" in names(), "a sweep"

@@ -16,11 +16,13 @@ from typing import Any
 from cuagent.build.result import KernelResources
 from cuagent.build.vectors import Loop
 from cuagent.measure.profile.counters import Counters
-from cuagent.measure.roofline.model import OperatorWork, Roofline, Work, amount, seconds_text
+from cuagent.measure.roofline.model import ABOVE, OperatorWork, Roofline, Work, amount, seconds_text
 from cuagent.measure.system_load import BUSY_SHARE
 
 MAX_LINES = 60
 """Largest number of lines that `Profile.lines` returns."""
+AGENT = 120
+"""Width in characters of a report for an agent: names of kernels up to 52 are not cut."""
 MAX_LOOPS = 16
 """Largest number of loops in a report, with one line each."""
 COUNTED_AS = {"clamp_min": "relu", "relu": ""}
@@ -94,7 +96,7 @@ class Profile:
     def on_cuda(self) -> bool:
         return self.busy is not None
 
-    def lines(self, width: int = 100) -> list[str]:
+    def lines(self, width: int = AGENT) -> list[str]:
         """Return the report for an agent, at most MAX_LINES lines of `width` characters."""
         head = [
             f"{self.subject} on {self.roofline.ceilings.device}: "
@@ -149,6 +151,8 @@ class Profile:
         notes += self._rough()
         if self.roofline.suspect(self.seconds):
             notes.append("faster than memory allows: check that all of the work is done")
+        elif self.roofline.share(self.seconds) > 1:
+            notes.append(ABOVE)
         return notes
 
     def _rough(self) -> list[str]:

@@ -13,6 +13,11 @@ from typing import Any, Literal
 from cuagent.measure.roofline.ceilings import Ceilings
 from cuagent.timing import Floor
 
+ABOVE = (
+    "over 100% of the roofline: the machine was busy when its limits were measured, or less "
+    "arithmetic suffices"
+)
+"""Note on a time below the floor that is not suspect."""
 SUSPECT = 0.9
 """Share of the memory floor below which a time is suspect. It is below 1 to allow for noise in the
 measured bandwidth."""
