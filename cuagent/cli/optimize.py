@@ -84,10 +84,10 @@ def optimize(
     if resumed is not None:  # options that the run began with
         approval = approval or resumed.approval
         max_cost = resumed.max_cost if max_cost is None else max_cost
-        model_timeout = model_timeout or resumed.model_timeout
+    timeout = model_timeout or (resumed.model_timeout if resumed is not None else None)
     flags = {"model": model, "device": device, "precision": precision, "approval": approval}
     limits = {"max_steps": max_steps, "max_cost": max_cost, "max_time": max_time}
-    limits |= {"max_device_time": max_device_time, "model_timeout": model_timeout}
+    limits |= {"max_device_time": max_device_time, "model_timeout": timeout}
     settings = resolve_settings(flags | limits, trust)
     if module is not None:
         from cuagent.cli.capture import capture_for_run
