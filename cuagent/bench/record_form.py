@@ -46,6 +46,7 @@ def is_record(record: Mapping[str, Any]) -> bool:
                 ("attempt_ratios", lambda table: _all(table, _is_ratio)),
                 ("stages", lambda table: _all(table, _is_number)),
                 ("parts", lambda table: _all(table, _is_measured) and None not in table.values()),
+                ("lock", lambda table: isinstance(table, dict)),
                 ("versions", lambda table: isinstance(table, dict)),
                 ("lax", lambda table: isinstance(table, dict)),
                 ("strict", lambda table: isinstance(table, dict)),

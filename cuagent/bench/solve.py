@@ -21,11 +21,11 @@ from cuagent.agent import HOOKS, TOOLS, Budget, Run, Stop, run_agent, start_at_l
 from cuagent.agent.conclude import summarize
 from cuagent.bench.certificates import Certification, certify
 from cuagent.bench.figures import arithmetic_seconds, figures
-from cuagent.bench.held_lock import HeldLock
 from cuagent.bench.memory import claimed, size_of
 from cuagent.bench.order import DEFERRED, Order, Rules
 from cuagent.bench.record_form import FREE, KERNEL
 from cuagent.bench.results import FORMAT, INTERNAL, Record, tool_version
+from cuagent.device_lock import DeviceLock
 from cuagent.durations import Stage
 from cuagent.events import Emit, Judged, LadderMeasured, Notice, Phase
 from cuagent.judge import LocalJudge
@@ -73,7 +73,7 @@ class Status:
 
 
 def solve(
-    order: Order, lock: HeldLock, report: Report, fork_server: ForkServer | None = None
+    order: Order, lock: DeviceLock, report: Report, fork_server: ForkServer | None = None
 ) -> Record:
     """Certify and optimize the order's problem; return its record. Raises Interrupted.
 
@@ -107,8 +107,8 @@ def solve(
             traceback.print_exception(error)
     seconds = {
         "total_s": time.monotonic() - started,
-        "timing_s": lock.held.exclusive_s,
-        "shared_s": lock.held.shared_s,
+        "timing_s": lock.uses.exclusive_s,
+        "shared_s": lock.uses.shared_s,
         "waiting_s": lock.durations.seconds(Stage.WAITING),
     }
     stages = lock.durations.to_json()
@@ -118,7 +118,7 @@ def solve(
         about
         | found
         | {"status": status.name, "reason": reason, "seconds": rounded}
-        | {"stages": stages}
+        | {"stages": stages, "lock": lock.uses.to_json()}
     )
 
 
@@ -166,7 +166,7 @@ def _failure(error: Exception) -> str:
 
 
 def _solved(
-    order: Order, lock: HeldLock, report: Report, found: Record, given: ForkServer | None
+    order: Order, lock: DeviceLock, report: Report, found: Record, given: ForkServer | None
 ) -> Status:
     """Certify and optimize the problem; add parts of the record to `found` as they become known.
     Return the status."""
@@ -209,7 +209,7 @@ def _started(task: Task) -> ForkServer:
 
 @contextmanager
 def _memory(
-    order: Order, task: Task, fork_server: ForkServer, lock: HeldLock, emit: Emit
+    order: Order, task: Task, fork_server: ForkServer, lock: DeviceLock, emit: Emit
 ) -> Iterator[None]:
     """Reserve the problem's GPU memory inside this context; do nothing on a CPU. Raises
     Deferred."""
