@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from cuagent.attempt import Attempt
-from cuagent.bench.held_lock import lock_file
+from cuagent.bench.lock_file import lock_file
 from cuagent.device_lock import DeviceLock
 from cuagent.expert.candidate import Options, make_candidate
 from cuagent.expert.capture.subject import open_subject

@@ -135,7 +135,7 @@ def _judged(project: Project, folder: Path, given: argparse.Namespace) -> str:
     """Judge the expert's first candidate with quick timing and export it if it is accepted; return
     the text to print."""
     from cuagent.attempt import Attempt
-    from cuagent.bench.held_lock import lock_file
+    from cuagent.bench.lock_file import lock_file
     from cuagent.capture.shapes import judge_shapes
     from cuagent.cli.script import captured_of
     from cuagent.device_lock import DeviceLock

@@ -16,12 +16,14 @@ exclusive lock gets it before any process that asks later, and before all that a
 from __future__ import annotations
 
 import fcntl
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cuagent.durations import Durations, Stage
+from cuagent.lock_uses import LockUses
 
 GiveWay = Callable[[], None]
 """Function that releases a shared lock if another process waits for the exclusive one.
@@ -44,17 +46,29 @@ class DeviceLock:
     durations: Durations = field(default_factory=Durations, compare=False)
     """Durations of the judge that uses the lock; the waiting time is added to Stage.WAITING."""
 
+    uses: LockUses = field(default_factory=LockUses, compare=False)
+    """Figures of all uses by this process."""
+
     @property
     def is_awaited(self) -> bool:
         """True if another process waits for the exclusive lock."""
+        return self._asked() is not None
+
+    def _asked(self) -> float | None:
+        """Return when the process that waits for the exclusive lock began to wait for those that
+        share it, as a time of the monotonic clock; None if no process waits."""
         if self.lock is None:
-            return False
-        with self.lock.with_suffix(".door").open("a") as queue:
+            return None
+        with self.lock.with_suffix(".door").open("a+") as queue:
             try:
                 fcntl.flock(queue, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                return True
-        return False
+                queue.seek(0)
+                try:
+                    return float(queue.read())
+                except ValueError:  # it is being written
+                    return time.monotonic()
+        return None
 
     @contextmanager
     def shared(self) -> Iterator[GiveWay]:
@@ -64,41 +78,67 @@ class DeviceLock:
         Yields a function that releases and reacquires the lock if a process waits for the exclusive
         one. Call it only while no work of the `with` block runs on the device.
         """
+        stage = self.durations.current
+        self.uses.add(stage, shared=1)
         with ExitStack() as stack:
-            stack.enter_context(self._held_shared())
+            stretch = stack.enter_context(self._held_shared(stage))
 
             def give_way() -> None:
+                nonlocal stretch
                 if self.is_awaited:
                     stack.close()
-                    stack.enter_context(self._held_shared())
+                    stretch = stack.enter_context(self._held_shared(stage))
+                else:
+                    stretch.offer()
 
             yield give_way
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Context that acquires the exclusive lock: no other process uses the device."""
-        if self.lock is None:
-            yield
-            return
+        stage = self.durations.current
+        with ExitStack() as stack:
+            queue_s, drain_s = self._acquire(stack) if self.lock is not None else (0.0, 0.0)
+            self.uses.add(
+                stage, exclusive=1, queue_s=queue_s, drain_s=drain_s, drain_longest_s=drain_s
+            )
+            begun = time.monotonic()
+            try:
+                yield
+            finally:
+                self.uses.add(stage, exclusive_s=time.monotonic() - begun)
+
+    def _acquire(self, stack: ExitStack) -> tuple[float, float]:
+        """Acquire the exclusive lock, which `stack` releases; return the seconds of waiting behind
+        other processes that asked for it, and behind those that shared it."""
+        assert self.lock is not None
+        wish = stack.enter_context(self.lock.with_suffix(".wish").open("a"))
+        device = stack.enter_context(self.lock.open("a"))
         with (
-            self.lock.with_suffix(".wish").open("a") as wish,
-            self.lock.open("a") as device,
+            self.durations.of(Stage.WAITING),
+            self.lock.with_suffix(".door").open("a") as queue,
         ):
-            with (
-                self.durations.of(Stage.WAITING),
-                self.lock.with_suffix(".door").open("a") as queue,
-            ):
-                fcntl.flock(wish, fcntl.LOCK_SH)
-                # The first process in the queue keeps the queue locked until it has the device. So
-                # a process that has just given the device up cannot take it again first.
-                fcntl.flock(queue, fcntl.LOCK_EX)
-                fcntl.flock(device, fcntl.LOCK_EX)
-            yield
+            begun = time.monotonic()
+            fcntl.flock(wish, fcntl.LOCK_SH)
+            # The first process in the queue keeps the queue locked until it has the device. So
+            # a process that has just given the device up cannot take it again first.
+            fcntl.flock(queue, fcntl.LOCK_EX)
+            fcntl.flock(device, fcntl.LOCK_SH)  # granted when no process has it exclusively
+            first = time.monotonic()
+            queue.truncate(0)
+            queue.write(repr(first))
+            queue.flush()
+            fcntl.flock(device, fcntl.LOCK_EX)
+        return first - begun, time.monotonic() - first
 
     @contextmanager
-    def _held_shared(self) -> Iterator[None]:
+    def _held_shared(self, stage: str | None) -> Iterator[_Stretch]:
         if self.lock is None:
-            yield
+            stretch = _Stretch(self, stage)
+            try:
+                yield stretch
+            finally:
+                stretch.end()
             return
         with self.lock.open("a") as device:
             with (
@@ -108,7 +148,34 @@ class DeviceLock:
                 # Granted when no process holds the device exclusively or waits to do so.
                 fcntl.flock(wish, fcntl.LOCK_EX)
                 fcntl.flock(device, fcntl.LOCK_SH)
-            yield
+            stretch = _Stretch(self, stage)
+            try:
+                yield stretch
+            finally:
+                stretch.end()
+
+
+class _Stretch:
+    """Time for which a lock is shared without a break, for the figures of its uses."""
+
+    def __init__(self, lock: DeviceLock, stage: str | None) -> None:
+        self._lock, self._stage = lock, stage
+        self._begun = self._offered = time.monotonic()
+
+    def offer(self) -> None:
+        """Note that the lock would have been released for a process that waits."""
+        now = time.monotonic()
+        self._lock.uses.add(self._stage, longest_s=now - self._offered)
+        self._offered = now
+
+    def end(self) -> None:
+        """Note the release of the lock."""
+        self.offer()
+        asked, now = self._lock._asked(), time.monotonic()
+        kept = now - max(asked, self._begun) if asked is not None else 0.0
+        self._lock.uses.add(
+            self._stage, shared_s=now - self._begun, kept_s=kept, kept_longest_s=kept
+        )
 
 
 UNSHARED = DeviceLock()

@@ -65,9 +65,9 @@ class Durations:
     @contextmanager
     def of(self, stage: Stage) -> Iterator[None]:
         """Context whose time is counted for `stage`, without the stages nested in it."""
-        stack: list[list[float]] = self._local.__dict__.setdefault("stack", [])
+        stack: list[tuple[Stage, list[float]]] = self._local.__dict__.setdefault("stack", [])
         inner = [0.0]
-        stack.append(inner)
+        stack.append((stage, inner))
         begun = time.monotonic()
         try:
             yield
@@ -75,8 +75,15 @@ class Durations:
             seconds = time.monotonic() - begun
             stack.pop()
             if stack:
-                stack[-1][0] += seconds
+                stack[-1][1][0] += seconds
             self.add(stage, seconds - inner[0])
+
+    @property
+    def current(self) -> Stage | None:
+        """The stage of the calling thread: the innermost one that has begun; None outside of all
+        stages."""
+        stack = self._local.__dict__.get("stack")
+        return stack[-1][0] if stack else None
 
     def add(self, stage: Stage, seconds: float) -> None:
         """Add `seconds`, which the caller measured, to `stage`."""

@@ -19,6 +19,7 @@ from task_text import task_text
 
 from cuagent.device_lock import DeviceLock
 from cuagent.durations import Stage
+from cuagent.lock_uses import LockUses
 from cuagent.task import Device, load_task
 from cuagent.verify import Referee
 from cuagent.verify.admission import admit
@@ -328,6 +329,71 @@ def test_waiting_process_is_noticed_and_waiting_is_counted(tmp_path: Path) -> No
     assert other.durations.seconds(Stage.WAITING) > SOON
     assert device_lock.durations.seconds(Stage.WAITING) < SOON
     assert not DeviceLock().is_awaited
+
+
+def test_uses_name_the_stage_that_others_waited_for(tmp_path: Path) -> None:
+    """One process certifies without a break; one waits for it, and one waits behind that one."""
+    certifier, first, second = (DeviceLock(tmp_path / "gpu-0") for _ in range(3))
+
+    def timed(device_lock: DeviceLock, seconds: float) -> threading.Thread:
+        def time_elsewhere() -> None:
+            with device_lock.durations.of(Stage.LADDER), device_lock.exclusive():
+                time.sleep(seconds)
+
+        thread = threading.Thread(target=time_elsewhere)
+        thread.start()
+        return thread
+
+    with certifier.durations.of(Stage.CERTIFYING), certifier.shared() as give_way:
+        time.sleep(0.1)
+        give_way()
+        threads = [timed(first, 0.3)]
+        _await(lambda: certifier.is_awaited)
+        threads.append(timed(second, 0.0))
+        time.sleep(SOON)
+    for thread in threads:
+        thread.join(10)
+    kept = certifier.uses.to_json()["certifying"]
+    assert kept["shared"] == 1
+    assert SOON <= kept["kept_longest_s"] == kept["kept_s"] < kept["shared_s"]
+    assert SOON <= kept["longest_s"] <= kept["shared_s"] - 0.09, "it offered to give way once"
+    drained, queued = (found.uses.to_json()["ladder"] for found in (first, second))
+    assert drained["drain_s"] == pytest.approx(kept["kept_s"], abs=0.1)
+    assert drained["exclusive_s"] >= 0.3
+    assert queued["queue_s"] >= 0.3
+    assert queued.get("drain_s", 0.0) < SOON
+    assert certifier.uses.shared_s == pytest.approx(kept["shared_s"], abs=1e-3)
+
+
+def test_a_shared_holder_that_gives_way_at_once_keeps_nobody_waiting(tmp_path: Path) -> None:
+    ours, theirs = DeviceLock(tmp_path / "gpu-0"), DeviceLock(tmp_path / "gpu-0")
+    with ours.shared() as give_way:
+        timing = Holder(theirs.exclusive)
+        _await(lambda: ours.is_awaited)
+        threading.Timer(0.5, timing.end).start()
+        give_way()
+    found = ours.uses.to_json()["other"]
+    assert found["kept_s"] < SOON
+    assert found["shared_s"] < 0.5, "the time for which another process had the device"
+
+
+def test_uses_of_a_child_are_added_by_stage() -> None:
+    ours, child = LockUses(), LockUses(Stage.AUTOTUNING)
+    for seconds in (1.0, 3.0, 2.0):
+        child.add(None, exclusive=1, exclusive_s=1.5, drain_s=seconds, drain_longest_s=seconds)
+    ours.add_child(child.taken())
+    child.add(None, exclusive=1)
+    ours.add_child(child.taken())
+    found = ours.to_json()
+    assert found == {
+        "autotuning": {
+            "exclusive": 4,
+            "exclusive_s": 4.5,
+            "drain_s": 6.0,
+            "drain_longest_s": 3.0,
+        }
+    }
+    assert ours.exclusive_s == 0.0, "it is not time of this process"
 
 
 def mode_of(device_lock: DeviceLock) -> str:

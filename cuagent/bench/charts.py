@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from cuagent.bench.columns import OVERALL, family_of, passed, ratio_of, rows_by
+from cuagent.bench.columns import OVERALL, family_of, passed, ratio_of, rows_by, time_of
 from cuagent.bench.results import Record
 from cuagent.bench.svg import (
     BOTTOM,
@@ -82,7 +82,7 @@ def roofline_scatter(records: Sequence[Record]) -> str:
     both are equal."""
     points = []
     for record in records:
-        result = (record.get("times") or {}).get("candidate")
+        result = time_of(record)
         if passed(record, RULE) and result and record.get("floor_s"):
             points.append((record["floor_s"], result["median_s"], record))
     if not points:

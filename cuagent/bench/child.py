@@ -61,8 +61,8 @@ def _solve(
     channel: socket.socket, order: Order, here: dict[str, Any], fork_server: ForkServer
 ) -> int:
     """Solve the problem in the benchmark's environment and working folder."""
-    from cuagent.bench.held_lock import HeldLock
     from cuagent.bench.solve import Interrupted, solve
+    from cuagent.device_lock import DeviceLock
     from cuagent.record import plain
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -79,7 +79,7 @@ def _solve(
             os._exit(INTERRUPTED)
 
     try:
-        record = solve(order, HeldLock(lock_path), send, fork_server)
+        record = solve(order, DeviceLock(lock_path), send, fork_server)
     except (KeyboardInterrupt, Interrupted):
         return INTERRUPTED
     send({"record": plain(record)})
@@ -92,7 +92,7 @@ def prepare(order: Order) -> Path | None:
 
     Returns None for the CPU, where problems share no cores and need no lock.
     """
-    from cuagent.bench.held_lock import lock_file
+    from cuagent.bench.lock_file import lock_file
     from cuagent.verify.oracle.process import ONE_QUEUE
 
     if order.cores:

@@ -4,6 +4,9 @@ lax      the published rule: 5 inputs, atol = rtol = 1e-2; speedup is the ratio 
 strict   cuagent's rule; faster means that the lower limit of the interval lies above the threshold
 clean    strict, without problems that are degenerate or whose gain is certainly algebra alone
 
+The lax rule judges the best attempt, as the published comparisons do. The others judge the result
+that the user gets: a kernel, or the best free option if no kernel is surely faster.
+
 fast_p is the share of all problems that pass and are more than p times as fast (KernelBench);
 fast_0 is the pass rate. Speedups are geometric means over the problems that pass, as in Table 1 of
 CUDA Agent (arXiv 2602.24286), with bootstrap intervals over problems. Pure functions on records.
@@ -18,6 +21,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from cuagent.arms import CANDIDATE
+from cuagent.bench.record_form import FREE, KERNEL, RESULTS
 from cuagent.bench.results import Record
 from cuagent.durations import Stage
 
@@ -69,21 +74,31 @@ def counts(record: Record, rule: str) -> bool:
 
 
 def passed(record: Record, rule: str) -> bool:
-    """Return True if a record's kernel passed `rule`.
+    """Return True if the best attempt (`lax`) or the result of a record passed `rule`.
 
-    A kernel that passes only the lax rule passes here without a speedup, because it is not timed.
+    An attempt that passes only the lax rule passes here without a speedup, because it is not timed.
     """
     if rule == "lax":
         return bool((record.get("lax") or {}).get("passed") or record.get("lax_passed"))
-    return record["status"] == "kernel" and not record.get("suspect")
+    return record["status"] in RESULTS and not record.get("suspect")
 
 
 def ratio_of(record: Record, rule: str, baseline: str) -> dict[str, float] | None:
-    """Return the speedup over `baseline` (value, low, high); None if no kernel passed the rule or
-    none was timed."""
-    if not passed(record, rule) or record["status"] != "kernel":
+    """Return the speedup over `baseline` (value, low, high) of the best attempt (`lax`) or of the
+    result; None if it did not pass the rule or was not timed."""
+    if not passed(record, rule):
         return None
-    found: dict[str, float] | None = (record.get("ratios") or {}).get(baseline)
+    of_attempt = rule == "lax" and record["status"] != KERNEL
+    table = record.get("attempt_ratios" if of_attempt else "ratios")
+    found: dict[str, float] | None = (table or {}).get(baseline)
+    return found
+
+
+def time_of(record: Record) -> dict[str, Any] | None:
+    """Return the time of the result (`median_s`, `low_s`, `high_s`); None without a result."""
+    names = {KERNEL: CANDIDATE, FREE: record.get("best_rung")}
+    name = names.get(record["status"])
+    found: dict[str, Any] | None = (record.get("times") or {}).get(name)
     return found
 
 

@@ -12,11 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cuagent.arms import EAGER
-from cuagent.bench.columns import Mean, geometric_mean
+from cuagent.bench.columns import Mean, geometric_mean, time_of
+from cuagent.bench.record_form import KERNEL, RESULTS
 from cuagent.bench.results import Record, latest
-
-KERNEL = "kernel"
-RESULT = "candidate"
 
 
 @dataclass(frozen=True)
@@ -42,8 +40,7 @@ class Comparison:
     missing: tuple[str, ...]
     """Names of problems that only one of the two benchmarks has."""
     speedup: Mean | None
-    """Geometric mean of `Change.ratio` over the problems whose kernel was accepted in both
-    benchmarks."""
+    """Geometric mean of `Change.ratio` over the problems with a result in both benchmarks."""
     notes: tuple[str, ...]
 
 
@@ -55,8 +52,8 @@ def compare(before: Sequence[Record], after: Sequence[Record]) -> Comparison:
     ratios, unchanged = [], 0
     for name in (name for name in old if name in new):
         a, b = old[name], new[name]
-        if (a["status"] == KERNEL) != (b["status"] == KERNEL):
-            kind = "accepted" if b["status"] == KERNEL else "failing"
+        if (a["status"] in RESULTS) != (b["status"] in RESULTS):
+            kind = "accepted" if b["status"] in RESULTS else "failing"
             found[kind].append(Change(name, f"{_state(a)} -> {_state(b)}"))
         elif (figures := _figures(a, b)) is not None:
             times, speedups = figures
@@ -64,7 +61,7 @@ def compare(before: Sequence[Record], after: Sequence[Record]) -> Comparison:
             ratios.append(ratio)
             kind = _direction(times, speedups)
             if kind:
-                found[kind].append(Change(name, f"{ratio:.2f}x", ratio))
+                found[kind].append(Change(name, f"{ratio:.2f}x{_kinds(a, b)}", ratio))
             unchanged += not kind
         else:
             unchanged += 1
@@ -81,7 +78,20 @@ def compare(before: Sequence[Record], after: Sequence[Record]) -> Comparison:
 
 
 def _state(record: Record) -> str:
-    return "accepted" if record["status"] == KERNEL else f"{record['status']}: {record['reason']}"
+    if record["status"] in RESULTS:
+        return "accepted" if record["status"] == KERNEL else _kind(record)
+    return f"{record['status']}: {record['reason']}"
+
+
+def _kind(record: Record) -> str:
+    """Return what the result of a problem is: a kernel, or the name of a free option."""
+    kernel = record["status"] == KERNEL
+    return KERNEL if kernel else f"{record['status']} {record['best_rung']}"
+
+
+def _kinds(a: Record, b: Record) -> str:
+    """Return text on a result of another kind than before; "" for two kernels or one option."""
+    return f" ({_kind(a)} -> {_kind(b)})" if _kind(a) != _kind(b) else ""
 
 
 Pair = tuple[dict[str, float], dict[str, float]]
@@ -97,7 +107,7 @@ def _figures(a: Record, b: Record) -> tuple[Pair, Pair] | None:
     """
     if a.get("device") != b.get("device"):
         return None
-    first, second = (record.get("times", {}).get(RESULT) for record in (a, b))
+    first, second = time_of(a), time_of(b)
     before, after = ((record.get("ratios") or {}).get(EAGER) for record in (a, b))
     if not (first and second and before and after):
         return None
@@ -106,6 +116,8 @@ def _figures(a: Record, b: Record) -> tuple[Pair, Pair] | None:
 
 def _direction(times: Pair, speedups: Pair) -> str:
     (before, after), (gain_before, gain_after) = times, speedups
+    if None in (*before.values(), *after.values()):
+        return ""  # a time of a quick ladder has no limits
     if before["low_s"] > after["high_s"] and gain_before["high"] < gain_after["low"]:
         return "faster"
     is_slower = before["high_s"] < after["low_s"] and gain_before["low"] > gain_after["high"]

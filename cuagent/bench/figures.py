@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.arms import CANDIDATE, COMPILE, EAGER
 from cuagent.bench.certificates import Certification
+from cuagent.judgement import Result, free_of, result_of
 from cuagent.measure.ladder import GRAPHS
 from cuagent.measure.rungs import gain_of
 from cuagent.measure.statistics import median_interval
 from cuagent.task import Task, TaskError
+from cuagent.timing import Ratio
 from cuagent.worker import ForkServer
 
 if TYPE_CHECKING:
     from cuagent.judgement import Judgement
-    from cuagent.measure.rungs import Ladder
-    from cuagent.timing import Arm, Ratio, Timing
+    from cuagent.measure.rungs import Ladder, Rung
+    from cuagent.timing import Arm, Timing
 
 CERTAIN = 1.1
 """Margin of the claim that a speedup comes from algebra: the result must take less than 1/1.1 of
@@ -47,27 +49,39 @@ def figures(
     """Return the fields of a record that contain times, ratios, roofline, parts and verdicts; None
     where a figure is missing.
 
+    The ratios are those of the result, which may be the best rung; `attempt_ratios` are those of an
+    attempt that is not the result.
+
     `arithmetic_s`: seconds for the reference's operations at the highest rate of the device.
     """
     timing = judgement.timing if judgement is not None else None
     best = ladder.best if ladder is not None else None
+    given = result_of(judgement, ladder)
     floor = timing.floor if timing is not None else (ladder.floor if ladder is not None else None)
     gain = judgement.gain if judgement is not None else None
     if gain is None and timing is not None and ladder is not None:
         gain = gain_of(timing, ladder)
     times = _times(timing, ladder)
     result_s = times.get(CANDIDATE, {}).get("median_s")
+    over = {
+        "eager": _ratio(gain.end_to_end if gain else _over(timing, EAGER)),
+        "compile": _ratio(gain.over_compile if gain else _over(timing, COMPILE)),
+        "best_rung": _ratio(gain.kernel if gain else None),
+        "free": _ratio(gain.free if gain else (best.over_eager if best else None)),
+    }
+    of_attempt, suspect = None, timing.suspect if timing is not None else ""
+    if given is Result.RUNG and ladder is not None and best is not None:
+        of_attempt, over, suspect, gain = over, _over_rung(judgement, ladder, best), "", None
+        result_s = best.seconds
+    elif given is not Result.KERNEL:
+        of_attempt, over, gain, result_s = over, {"free": over["free"]}, None, None
     algebra = arithmetic_s / result_s if arithmetic_s and result_s else None
     return {
         "times": times,
         "best_rung": best.name if best is not None else None,
-        "ratios": {
-            "eager": _ratio(gain.end_to_end if gain else _over(timing, EAGER)),
-            "compile": _ratio(gain.over_compile if gain else _over(timing, COMPILE)),
-            "best_rung": _ratio(gain.kernel if gain else None),
-            "free": _ratio(gain.free if gain else (best.over_eager if best else None)),
-        },
-        "suspect": timing.suspect if timing is not None else "",
+        "ratios": over,
+        "attempt_ratios": of_attempt if timing is not None else None,
+        "suspect": suspect,
         "lax": _rule(judgement, "lax"),
         "strict": _rule(judgement, "strict"),
         "arithmetic": _arithmetic(judgement),
@@ -79,6 +93,26 @@ def figures(
         "degenerate": certification.degenerate,
         "versions": timing.versions if timing else (ladder.versions if ladder else {}),
         "remarks": list(timing.remarks if timing else (ladder.notes if ladder else ())),
+    }
+
+
+def _over_rung(judgement: Judgement | None, ladder: Ladder, best: Rung) -> dict[str, Any]:
+    """Return the ratios of a problem whose result is the best rung: times of eager, torch.compile
+    and the rung itself over the rung's time.
+
+    Eager was timed together with both, so the ratio over torch.compile is that of two ratios over
+    eager. Its limits are those of independent ratios, which are wider than those of pairs.
+    """
+    eager, compiled, same = free_of(judgement, ladder), ladder.rung(COMPILE), Ratio(1.0, 1.0, 1.0)
+    over_compile = same if best.name == COMPILE else None
+    if over_compile is None and best.over_eager and compiled and compiled.over_eager:
+        top, bottom = best.over_eager, compiled.over_eager
+        over_compile = Ratio(top.value / bottom.value, top.low / bottom.high, top.high / bottom.low)
+    return {
+        "eager": _ratio(eager),
+        "compile": _ratio(over_compile),
+        "best_rung": _ratio(same),
+        "free": _ratio(eager),
     }
 
 

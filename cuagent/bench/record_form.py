@@ -15,8 +15,10 @@ TEXTS = ("problem", "key", "title", "group", "status", "reason", "cuagent", "tim
 """Fields that every record has as a string."""
 OPTIONAL_TEXTS = ("device", "best_rung", "bound", "suspect", "arithmetic")
 NUMBERS = ("roofline_share", "attempts", "lax_passed")
-KERNEL = "kernel"
-"""Status of a problem with an accepted kernel."""
+KERNEL, FREE = "kernel", "free option"
+"""Statuses of a problem with a result: a kernel that is surely faster than the best free option, or
+the best free option, if it is surely faster than eager."""
+RESULTS = (KERNEL, FREE)
 LIMITS = ("low_s", "high_s")
 """Fields of a time that rungs of a quick ladder lack."""
 CERTIFICATE = {"kind", "detail", "degenerate"}
@@ -36,12 +38,15 @@ def is_record(record: Mapping[str, Any]) -> bool:
         and _are_times(record.get("times", {}))
         and (not record.get("floor_s") or (_is_measured(record["floor_s"]) and "bound" in record))
         and (record["status"] != KERNEL or "best_rung" in record)
+        and (record["status"] != FREE or _is_text(record.get("best_rung")))
         and all(
             _optional(record, name, form)
             for name, form in (
                 ("ratios", lambda table: _all(table, _is_ratio)),
+                ("attempt_ratios", lambda table: _all(table, _is_ratio)),
                 ("stages", lambda table: _all(table, _is_number)),
                 ("parts", lambda table: _all(table, _is_measured) and None not in table.values()),
+                ("lock", lambda table: isinstance(table, dict)),
                 ("versions", lambda table: isinstance(table, dict)),
                 ("lax", lambda table: isinstance(table, dict)),
                 ("strict", lambda table: isinstance(table, dict)),

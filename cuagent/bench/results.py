@@ -33,7 +33,7 @@ Record = dict[str, Any]
 INTERNAL = "internal error"
 """Prefix of a record's reason if the failure is a fault of cuagent; the problem's log then has the
 traceback."""
-FORMAT = 1
+FORMAT = 2
 """Version of the record format. Increase it when the meaning of a field changes: older results are
 then ignored, and their problems run again."""
 RESULTS, LOCK, LOGS, RUNS, PAGE = "results.jsonl", ".lock", "logs", "runs", "report.html"

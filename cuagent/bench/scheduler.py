@@ -30,14 +30,14 @@ from cuagent.bench.problems import Problem
 from cuagent.bench.results import FORMAT, Record, ResultFile, key_of, tool_version
 from cuagent.task import TaskError, load_task
 
-JOBS_PER_GPU = 8
+JOBS_PER_GPU = 4
 """Default number of problems that run at the same time on one GPU, if there are enough CPU
 cores.
 
-With four on an H200 the processors were busy for 20 % of the time and the GPU for 38 %: problems
-mostly wait for processes that start.
+Eight took twice as long for each problem on an H200 (75 s instead of 34 s of wall time a problem),
+because each timing waits until all others give way.
 """
-CORES_PER_JOB = 2
+CORES_PER_JOB = 4
 """Number of CPU cores that a problem on a GPU uses for compilers."""
 POLL_S = 0.2
 

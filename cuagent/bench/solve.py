@@ -18,15 +18,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cuagent.agent import HOOKS, TOOLS, Budget, Run, Stop, run_agent, start_at_ladder, start_run
+from cuagent.agent.conclude import summarize
 from cuagent.bench.certificates import Certification, certify
 from cuagent.bench.figures import arithmetic_seconds, figures
-from cuagent.bench.held_lock import HeldLock
 from cuagent.bench.memory import claimed, size_of
 from cuagent.bench.order import DEFERRED, Order, Rules
+from cuagent.bench.record_form import FREE, KERNEL
 from cuagent.bench.results import FORMAT, INTERNAL, Record, tool_version
+from cuagent.device_lock import DeviceLock
 from cuagent.durations import Stage
 from cuagent.events import Emit, Judged, LadderMeasured, Notice, Phase
 from cuagent.judge import LocalJudge
+from cuagent.judgement import Result, result_of
 from cuagent.measure.ladder import NO_ROOM
 from cuagent.models import ModelError, endpoints_of, make_model, prices_of
 from cuagent.models.expert import ExpertModel
@@ -64,12 +67,13 @@ class Status:
     """Status of a finished problem, as in its record."""
 
     name: str
-    """Result of a problem: `kernel`, `no kernel`, `not certifiable` or `failed`."""
+    """What a problem ended with: `kernel`, `free option`, `no gain`, `no kernel`, `not certifiable`
+    or `failed`. `no gain`: an attempt was accepted, but nothing is surely faster than eager."""
     reason: str
 
 
 def solve(
-    order: Order, lock: HeldLock, report: Report, fork_server: ForkServer | None = None
+    order: Order, lock: DeviceLock, report: Report, fork_server: ForkServer | None = None
 ) -> Record:
     """Certify and optimize the order's problem; return its record. Raises Interrupted.
 
@@ -103,8 +107,8 @@ def solve(
             traceback.print_exception(error)
     seconds = {
         "total_s": time.monotonic() - started,
-        "timing_s": lock.held.exclusive_s,
-        "shared_s": lock.held.shared_s,
+        "timing_s": lock.uses.exclusive_s,
+        "shared_s": lock.uses.shared_s,
         "waiting_s": lock.durations.seconds(Stage.WAITING),
     }
     stages = lock.durations.to_json()
@@ -114,7 +118,7 @@ def solve(
         about
         | found
         | {"status": status.name, "reason": reason, "seconds": rounded}
-        | {"stages": stages}
+        | {"stages": stages, "lock": lock.uses.to_json()}
     )
 
 
@@ -162,7 +166,7 @@ def _failure(error: Exception) -> str:
 
 
 def _solved(
-    order: Order, lock: HeldLock, report: Report, found: Record, given: ForkServer | None
+    order: Order, lock: DeviceLock, report: Report, found: Record, given: ForkServer | None
 ) -> Status:
     """Certify and optimize the problem; add parts of the record to `found` as they become known.
     Return the status."""
@@ -205,7 +209,7 @@ def _started(task: Task) -> ForkServer:
 
 @contextmanager
 def _memory(
-    order: Order, task: Task, fork_server: ForkServer, lock: HeldLock, emit: Emit
+    order: Order, task: Task, fork_server: ForkServer, lock: DeviceLock, emit: Emit
 ) -> Iterator[None]:
     """Reserve the problem's GPU memory inside this context; do nothing on a CPU. Raises
     Deferred."""
@@ -298,10 +302,16 @@ def _messages(run: Run) -> list[str]:
 
 
 def _status(run: Run, stop: Stop) -> Status:
-    if run.result is not None:
-        return Status("kernel", str(run.result.judgement.verdict.reason))
-    if stop in (Stop.MODEL_FAILED, Stop.JUDGE_FAILED):
+    best = run.result.judgement if run.result is not None else None
+    given = result_of(best, run.ladder)
+    if best is not None and given is Result.KERNEL:
+        return Status(KERNEL, str(best.verdict.reason))
+    if best is None and stop in (Stop.MODEL_FAILED, Stop.JUDGE_FAILED):
         return Status("failed", f"{stop}: {run.error}")
+    if given is Result.RUNG:
+        return Status(FREE, summarize(run))
+    if best is not None:
+        return Status("no gain", summarize(run))
     if run.tried:
         verdict = run.tried[-1].judgement.verdict
         return Status("no kernel", f"{len(run.tried)} rejected, the last: {verdict.reason}")

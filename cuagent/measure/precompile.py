@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 from cuagent.arms import EAGER
 from cuagent.device_lock import DeviceLock
 from cuagent.durations import Stage
+from cuagent.lock_uses import LockUses
 from cuagent.measure.timing.surroundings import compiled_graphs
 from cuagent.measure.tuning_lock import tune_exclusively
 from cuagent.task import Task, TaskError, open_reference
@@ -76,20 +77,22 @@ def precompile(
         with lock.durations.of(Stage.AUTOTUNING if tunes else Stage.COMPILING_AHEAD):
             if ready.get("ready"):
                 send_message(child.channel, {"do": "compile"})
-                quick += _done(child.channel, time.monotonic() + limit_s)
+                quick += _done(child.channel, time.monotonic() + limit_s, lock)
     finally:
         fork_server.end(child)
         shutil.rmtree(folder, ignore_errors=True)
     return quick
 
 
-def _done(channel: socket.socket, deadline: float) -> Iterator[str]:
-    """Yield the name of each rung that the child has compiled, until it ends or `deadline` passes.
+def _done(channel: socket.socket, deadline: float, lock: DeviceLock) -> Iterator[str]:
+    """Yield the name of each rung that the child has compiled, until it ends or `deadline` passes;
+    add the child's uses of the lock to those of `lock`.
 
     `deadline` is a time of the monotonic clock in seconds.
     """
-    while name := _answer(channel, max(0.0, deadline - time.monotonic())).get("done"):
-        yield name
+    while answer := _answer(channel, max(0.0, deadline - time.monotonic())):
+        lock.uses.add_child(answer["lock"])
+        yield answer["done"]
 
 
 def _answer(channel: socket.socket, limit_s: float) -> dict[str, Any]:
@@ -117,13 +120,16 @@ def serve(channel: socket.socket, folder: Path) -> None:
     send_message(channel, {"ready": True})
     if receive_message(channel) is None:
         return
-    lock = DeviceLock(None if order["lock"] is None else Path(order["lock"]))
-    separate = tune_exclusively(lock)
+    file = None if order["lock"] is None else Path(order["lock"])
+    lock = DeviceLock(file, uses=LockUses(Stage.AUTOTUNING))
+    tuning = tune_exclusively(lock)
     for name in order["rungs"]:
         arm_settings(own, task.precision, name.split("+")[1:]).apply()
-        with nullcontext() if separate or TUNED not in name else lock.exclusive():
+        with nullcontext() if tuning or TUNED not in name else lock.exclusive():
             compile_only(model, inputs, name)
-        send_message(channel, {"done": name})
+        if tuning:
+            tuning.release()
+        send_message(channel, {"done": name, "lock": lock.uses.taken()})
 
 
 def compile_only(model: Any, inputs: Sequence[Any], name: str) -> bool:

@@ -29,6 +29,7 @@ from cuagent.bench.columns import (
     stage_seconds,
     statuses,
 )
+from cuagent.bench.record_form import FREE, KERNEL, RESULTS
 from cuagent.bench.scheduler import Finished, Progressed, Started
 from cuagent.timing import Ratio, Standing
 from cuagent.ui.console import make_console
@@ -42,7 +43,14 @@ NARROW = 80
 BASELINE_NAMES = {"eager": "eager", "compile": "torch.compile", "best_rung": "best rung"}
 SHORT_NAMES = {"eager": "eager", "compile": "compile", "best_rung": "rung"}
 """Names of the baselines in narrow terminals."""
-STYLES = {"kernel": "green", "failed": "red", "not certifiable": "yellow", "no kernel": "yellow"}
+STYLES = {
+    KERNEL: "green",
+    FREE: "green",
+    "failed": "red",
+    "not certifiable": "yellow",
+    "no gain": "yellow",
+    "no kernel": "yellow",
+}
 
 
 class BenchView:
@@ -117,15 +125,19 @@ class BenchView:
 def problem_line(record: Record) -> str:
     """Return one line about a finished problem."""
     name, ratios = record["problem"], record.get("ratios") or {}
+    free, rung = record["status"] == FREE, record.get("best_rung")
     seconds = record.get("seconds", {}).get("total_s", 0.0)
-    if record["status"] != "kernel":
+    if record["status"] not in RESULTS:
         return f"{name}: {record['status']} ({record['reason']}), {_span(seconds)}"
     parts = [
         f"{ratios[key]['value']:.2f}x over {label}{_doubt(ratios[key])}"
         for key, label in BASELINE_NAMES.items()
-        if ratios.get(key) and not (key == "best_rung" and record["best_rung"] in ratios)
+        if ratios.get(key)
+        and not (key == "best_rung" and (free or rung in ratios))
+        and not (free and key == rung)
     ]
-    return f"{name}: {', '.join(parts) or 'accepted, not timed'}, {_span(seconds)}"
+    shown = f"{FREE} {BASELINE_NAMES.get(str(rung), rung)}, " * free
+    return f"{name}: {shown}{', '.join(parts) or 'accepted, not timed'}, {_span(seconds)}"
 
 
 def _doubt(ratio: dict[str, float]) -> str:
@@ -161,9 +173,10 @@ def result_tables(records: Sequence[Record], width: int) -> Iterator[Any]:
         parts = (f"{name.replace('_', ' ')} {seconds:.1f}" for name, seconds in stages.items())
         yield Text(f"seconds a problem by stage, medians: {', '.join(parts)}")
     yield Text(
-        "lax: 5 inputs, atol = rtol = 1e-2, ratio of medians; strict: cuagent's rule, faster if "
-        "the lower limit is above the threshold; clean: strict without degenerate and "
-        "algebra-only problems. Speedups: geometric means over what passes, 95 % intervals."
+        "lax: best attempt, 5 inputs, atol = rtol = 1e-2, ratio of medians; strict: kernel or free "
+        "option, cuagent's rule, faster if the lower limit is above the threshold; clean: strict "
+        "without degenerate and algebra-only problems. Speedups: geometric means over what passes, "
+        "95 % intervals."
     )
 
 
@@ -246,7 +259,9 @@ def print_comparison(found: Comparison, stream: TextIO) -> None:
     console.print(Text(f"no sure difference: {found.unchanged}"))
     if found.speedup is not None:
         count = found.speedup.count
-        both = f"{_mean(found.speedup)} over {count} problem{'s' * (count != 1)} accepted in both"
+        both = (
+            f"{_mean(found.speedup)} over {count} problem{'s' * (count != 1)} with a result in both"
+        )
         console.print(Text(f"speedup over eager, after over before: {both}"))
     if found.missing:
         console.print(Text(f"in one of the two only: {', '.join(found.missing)}"))

@@ -54,6 +54,31 @@ def solved(problem: str, over_compile: float = 1.5, **more: Any) -> Record:
     return record | more
 
 
+def free_option(problem: str, rung: str = "compile+cuda_graph", **more: Any) -> Record:
+    """Return the record of a problem whose best attempt (2.81x over eager) is slower than a rung
+    (6.96x over eager)."""
+    each = 1e-3
+    record = solved(
+        problem,
+        status="free option",
+        reason=f"no gain on top: attempt 1; {rung} is 6.96x over eager",
+        best_rung=rung,
+        ratios={
+            "eager": ratio(6.96),
+            "compile": ratio(4.63),
+            "best_rung": ratio(1.0, 0.0),
+            "free": ratio(6.96),
+        },
+        attempt_ratios={"eager": ratio(2.81), "compile": ratio(1.87), "best_rung": ratio(0.4)},
+        times={
+            "eager": {"median_s": 6.96 * each, "low_s": None, "high_s": None},
+            rung: {"median_s": each, "low_s": each * 0.98, "high_s": each * 1.02},
+            "candidate": {"median_s": 2.5 * each, "low_s": 2.4 * each, "high_s": 2.6 * each},
+        },
+    )
+    return record | more
+
+
 def unsolved(problem: str, status: str = "failed", reason: str = "it broke", **more: Any) -> Record:
     """Return the record of a problem without a kernel."""
     kept = ("format", "key", "problem", "title", "group", "settings", "cuagent", "time", "seconds")

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from records import solved, unsolved
+from records import free_option, solved, unsolved
 
 from cuagent.bench.problems import BenchError
 from cuagent.bench.results import (
@@ -119,7 +119,8 @@ def test_linked_cuagent_folder_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "broken",
     [
-        {"format": 1},
+        {"format": 2},
+        solved("a") | {"format": 1},
         solved("a") | {"settings": 1},
         solved("a", times=[1]),
         unsolved("a") | {"reason": {}},
@@ -134,6 +135,8 @@ def test_linked_cuagent_folder_is_refused(tmp_path: Path) -> None:
         solved("a", certification={"certificates": ["constant"]}),
         solved("a", parts={"kernel": []}),
         {name: value for name, value in solved("a").items() if name != "bound"},
+        free_option("a") | {"best_rung": None},
+        free_option("a", attempt_ratios={"eager": 2.0}),
     ],
 )
 def test_incomplete_records_are_left_out(tmp_path: Path, broken: dict[str, object]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
-from records import solved, unsolved
+from records import free_option, solved, unsolved
 from rich.console import Console
 
 from cuagent.bench.compare import compare
@@ -42,6 +42,15 @@ def test_a_pipe_gets_one_line_for_each_finished_problem() -> None:
 def test_a_line_marks_speedups_that_decide_nothing() -> None:
     assert problem_line(solved("L1/1", 1.0)) == (
         "L1/1: 2.00x over eager, 1.00x over torch.compile (inconclusive), 12 s"
+    )
+
+
+def test_line_of_a_free_option_names_it_and_gives_its_speedups() -> None:
+    assert problem_line(free_option("L3/19")) == (
+        "L3/19: free option compile+cuda_graph, 6.96x over eager, 4.63x over torch.compile, 12 s"
+    )
+    assert problem_line(free_option("L3/47", "compile")) == (
+        "L3/47: free option torch.compile, 6.96x over eager, 12 s"
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from records import degenerate, ratio, solved, unsolved
+from records import degenerate, free_option, ratio, solved, unsolved
 
 from cuagent.bench.columns import (
     OVERALL,
@@ -11,8 +11,10 @@ from cuagent.bench.columns import (
     family_of,
     geometric_mean,
     group_of,
+    ratio_of,
     row,
     rows_by,
+    time_of,
 )
 from cuagent.bench.results import Record
 
@@ -61,6 +63,30 @@ def test_clean_leaves_out_degenerate_and_algebra_only_problems() -> None:
 def test_a_suspect_time_is_no_result_under_the_strict_rule() -> None:
     records = [solved("a", 9.0, suspect="SUSPECT: faster than memory")]
     assert overall("strict", records=records).fast[0.0] == 0.0
+
+
+def test_free_option_counts_as_the_result_and_its_attempt_in_the_lax_column_only() -> None:
+    records = [free_option("L3/19"), solved("L3/20", 2.0)]
+    over_rung, over_compile = (
+        overall("strict", name, records) for name in ("best_rung", "compile")
+    )
+    assert over_rung.fast == {0.0: 1.0, 1.0: 0.5, 1.05: 0.5, 2.0: 0.0}
+    assert over_compile.fast[2.0] == 0.5, "its lower limit is 4.5, that of the kernel 1.96"
+    assert ratio_of(records[0], "strict", "eager") == ratio(6.96)
+    assert ratio_of(records[0], "lax", "eager") == ratio(2.81)
+    assert overall("lax", "best_rung", records).fast[1.0] == 0.5
+    assert time_of(records[0]) == records[0]["times"]["compile+cuda_graph"]
+    untried = free_option("L3/21", attempt_ratios=None, lax=None, lax_passed=0)
+    assert overall("lax", "compile", [untried]).fast[0.0] == 0.0, "no kernel passed"
+    assert overall("strict", "compile", [untried]).fast[0.0] == 1.0
+
+
+def test_attempt_without_a_sure_gain_is_no_result_under_the_strict_rule() -> None:
+    small = unsolved(
+        "L1/1", "no gain", lax_passed=1, attempt_ratios={"compile": ratio(1.005)}, ratios={}
+    )
+    assert overall("strict", "compile", [small]).fast[0.0] == 0.0
+    assert overall("lax", "compile", [small]).fast == {0.0: 1.0, 1.0: 1.0, 1.05: 0.0, 2.0: 0.0}
 
 
 def test_a_group_without_a_timed_result_has_no_speedup() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from records import solved, unsolved
+from records import free_option, solved, unsolved
 
 from cuagent.bench.compare import compare
 
@@ -35,6 +35,20 @@ def test_each_kind_of_change_is_named() -> None:
     assert found.missing == ("come", "gone")
     assert found.speedup is not None
     assert found.speedup.count == 3
+
+
+def test_kernel_that_replaces_a_free_option_is_compared_with_it() -> None:
+    kernel = solved("a", over_compile=7.0, seconds_each=0.5e-3)
+    (change,) = compare([free_option("a")], [kernel]).faster
+    assert change.text == "2.01x (free option compile+cuda_graph -> kernel)"
+    (change,) = compare([kernel], [free_option("a")]).slower
+    assert change.text == "0.50x (kernel -> free option compile+cuda_graph)"
+    quick = free_option("a")
+    quick["times"]["compile+cuda_graph"] = {"median_s": 1e-3, "low_s": None, "high_s": None}
+    assert not compare([quick], [kernel]).faster, "a time without limits decides nothing"
+    text = "no kernel: it broke -> free option compile+cuda_graph"
+    found = compare([unsolved("a", "no kernel")], [free_option("a")])
+    assert [change.text for change in found.newly_accepted] == [text]
 
 
 def test_a_machine_that_was_busy_once_makes_nothing_slower() -> None:

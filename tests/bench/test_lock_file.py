@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cuagent.bench.held_lock import lock_file
+from cuagent.bench.lock_file import lock_file
 
 
 def test_folder_of_another_user_or_a_link_is_refused(

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from records import degenerate, solved, unsolved
+from records import degenerate, free_option, solved, unsolved
 
 from cuagent.bench.charts import bars
 from cuagent.bench.page import page, write_page
@@ -31,6 +31,15 @@ def test_every_problem_is_listed_with_its_reason() -> None:
     assert all(f">{name}</td>" in text for name in ("L1/2", "L1/10", "L2/1", "L2/3"))
     assert "zero output passes (found)" in text
     assert "4 problems: 3 kernel, 1 failed" in text
+
+
+def test_a_free_option_is_listed_with_its_own_figures() -> None:
+    text = page([free_option("L3/19", floor_s=4e-4)])
+    assert "1 problem: 1 free option" in text
+    assert ">6.96 (" in text
+    assert ">1000.0</td>" in text, "the time of the option, not of the slower attempt"
+    assert "2.81 (" not in text.partition('id="problems"')[2]
+    assert "L3/19: 40% of the roofline" in text
 
 
 def test_text_of_problems_is_escaped() -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from make_tasks import write_task
 
-from cuagent.bench.held_lock import HeldLock
 from cuagent.bench.order import BenchSettings
 from cuagent.bench.problems import Problem
 from cuagent.bench.scheduler import orders_for
 from cuagent.bench.solve import Interrupted, _lacked_memory, solve
+from cuagent.device_lock import DeviceLock
 from cuagent.judge import LocalJudge
 from cuagent.measure.ladder import NO_ROOM
 from cuagent.measure.timing import timer
@@ -29,8 +29,8 @@ def test_a_problem_on_a_shared_device(tmp_path: Path, monkeypatch: pytest.Monkey
     settings = BenchSettings(max_time_s=300)
     (order,) = orders_for([Problem("L1/1", path, "level 1")], settings, "a device", tmp_path)
     seen: list[dict[str, Any]] = []
-    record = solve(order, HeldLock(tmp_path / "device.lock"), seen.append)
-    assert record["status"] == "kernel", record["reason"]
+    record = solve(order, DeviceLock(tmp_path / "device.lock"), seen.append)
+    assert (record["strict"] or {}).get("passed"), record["reason"]
     phases = [message.get("phase") for message in seen]
     assert phases.index("compiling the rungs") < phases.index("opening the rungs")
     held = record["seconds"]
@@ -45,6 +45,12 @@ def test_a_problem_on_a_shared_device(tmp_path: Path, monkeypatch: pytest.Monkey
     assert held["timing_s"] > 0
     assert held["shared_s"] > 0
     assert held["timing_s"] + held["shared_s"] + held["waiting_s"] < held["total_s"]
+    uses = record["lock"]
+    assert uses["certifying"]["longest_s"] > 0
+    assert uses["quick_timing"]["exclusive"] >= 1
+    assert uses["record_timing"]["exclusive_s"] > 0
+    alone = sum(stage.get("exclusive_s", 0) for name, stage in uses.items() if name != "autotuning")
+    assert alone == pytest.approx(held["timing_s"], abs=0.05)
     assert record["certification"]["family"] == "elementwise"
     assert record["key"] == order.key
 
@@ -52,7 +58,7 @@ def test_a_problem_on_a_shared_device(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_missing_file_is_a_failure_with_its_reason(tmp_path: Path) -> None:
     problem = Problem("gone", tmp_path / "gone.py", "tasks")
     (order,) = orders_for([problem], BenchSettings(), "a device", tmp_path)
-    record = solve(order, HeldLock(), lambda _: None)
+    record = solve(order, DeviceLock(), lambda _: None)
     assert record["status"] == "failed"
     assert "no such file" in record["reason"]
 
@@ -71,14 +77,14 @@ def test_an_interrupted_problem_has_no_record(
             raise KeyboardInterrupt
 
     with pytest.raises(Interrupted):
-        solve(order, HeldLock(), interrupt)
+        solve(order, DeviceLock(), interrupt)
 
     def fail(*_: Any) -> None:
         raise CudaMemoryError("the context is lost")
 
     monkeypatch.setattr(LocalJudge, "__exit__", fail)
     with pytest.raises(Interrupted):  # an error while processes end hides no interruption
-        solve(order, HeldLock(), interrupt)
+        solve(order, DeviceLock(), interrupt)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -53,3 +56,48 @@ def test_gpu_ceilings_rise_from_fp32_to_bf16(tmp_path: Path) -> None:
     first = check(Device.CUDA, tmp_path, copy=1e11, fp32=1e12)
     assert first.bf16 > first.fp32
     assert first.cache_bytes > 1 << 20
+
+
+def test_ceilings_are_measured_alone_and_once_for_all_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measurements, waits = list[str](), list[str]()
+
+    def measure(name: str) -> Ceilings:
+        assert len(waits) == len(measurements) + 1, "measured beside other processes"
+        measurements.append(name)
+        return Ceilings(name, 1e9 + len(measurements), 1e12, 0.0, 0.0)
+
+    @contextmanager
+    def alone() -> Iterator[None]:
+        waits.append("waited")
+        yield
+
+    monkeypatch.setattr(measured, "_measure_cuda", measure)
+    monkeypatch.setattr(measured, "describe", lambda _: "a GPU")
+    find = partial(ceilings, Device.CUDA, cache=tmp_path, alone=alone)
+    first = find()
+    assert find() == first
+    assert len(waits) == 1, "the device was taken to read the cache"
+    second = find(remeasure=True, recent_s=60.0)
+    assert second.copy > first.copy
+    assert find(remeasure=True, recent_s=60.0) == second, "another task asked shortly before"
+    assert len(waits) == 2
+    assert find(remeasure=True).copy > second.copy, "a suspect time needs a new measurement"
+    assert len(waits) == len(measurements) == 3
+
+
+def test_ceilings_that_another_process_measured_meanwhile_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measured, "describe", lambda _: "a GPU")
+    monkeypatch.setattr(measured, "_measure_cuda", lambda name: Ceilings(name, 1e9, 1e12, 0.0, 0.0))
+
+    @contextmanager
+    def while_another_measures() -> Iterator[None]:
+        found = ceilings(Device.CUDA, cache=tmp_path)
+        monkeypatch.delattr(measured, "_measure_cuda")
+        yield
+        assert found.copy == 1e9
+
+    assert ceilings(Device.CUDA, cache=tmp_path, alone=while_another_measures).copy == 1e9

@@ -309,7 +309,7 @@ def test_ceilings_are_measured_again_before_a_candidate_is_suspect(
 ) -> None:
     remeasured: list[bool] = []
 
-    def measured(_: Device, *, remeasure: bool = False) -> Ceilings:
+    def measured(_: Device, *, remeasure: bool = False, **__: Any) -> Ceilings:
         remeasured.append(remeasure)
         return Ceilings("here", 1.0 if len(remeasured) < 3 else 1e12, 1e12, 0.0, 0.0)
 

@@ -19,6 +19,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from ctypes import CDLL, c_int64, c_void_p
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -84,11 +85,14 @@ class Ceilings:
     memory."""
     calm: bool = True
     """True if other processes were idle in at least one of the measurements."""
+    again: float = 0.0
+    """Time of the last measurement with `remeasure`, in seconds since the epoch; 0 without one."""
 
     def highest(self, other: Ceilings) -> Ceilings:
         """Return ceilings with the higher value of `self` and `other` for each rate."""
         rates = {n: max(getattr(self, n), getattr(other, n)) for n in RATES}
-        return replace(self, **rates, calm=self.calm or other.calm)
+        again = max(self.again, other.again)
+        return replace(self, **rates, calm=self.calm or other.calm, again=again)
 
     def rate(self, precision: str) -> float:
         """Return the FLOP per second of products in `fp32`, `tf32`, `bf16` or `fp16`, at least
@@ -96,25 +100,40 @@ class Ceilings:
         return max(float(getattr(self, precision, 0.0)), self.fp32)
 
 
-def ceilings(device: Device, *, cache: Path | None = None, remeasure: bool = False) -> Ceilings:
+def ceilings(
+    device: Device,
+    *,
+    cache: Path | None = None,
+    remeasure: bool = False,
+    recent_s: float = 0.0,
+    alone: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> Ceilings:
     """Return the ceilings of `device` on this machine, from the cache or measured in about 2 s.
 
     Pass `remeasure` if a result is faster than the ceilings allow: they are measured again, and the
-    highest rates are kept. `cache` is a folder, by default `cuagent/` in the user's cache folder.
-    If it cannot be read or written, the ceilings are measured each time.
+    highest rates are kept. Ceilings that any process measured again in the last `recent_s` seconds
+    are returned as they are. `cache` is a folder, by default `cuagent/` in the user's cache folder.
+    If it cannot be read or written, the ceilings are measured each time. `alone` returns a context
+    in which no other process uses the device; it is entered only for a measurement.
     """
     import torch
 
     name = describe(device)
     key = hashlib.sha256(f"{FORMAT}|{name}|{torch.__version__}".encode()).hexdigest()[:16]
     file = (cache or _user_cache()) / f"ceilings-{key}.json"
-    cached = _read(file)
-    if cached is not None and not remeasure and (cached.calm or _age(file) < REMEASURE_AFTER_S):
+    asked = time.time()
+    if (cached := _valid(file, asked - recent_s, remeasure=remeasure)) is not None:
         return cached
-    before = cpu_times()
-    measured = _measure_cuda(name) if device is Device.CUDA else _measure_cpu(name)
-    busy = others_share(before, cpu_times())
-    measured = replace(measured, calm=device is Device.CUDA or busy < QUIET_SHARE)
+    with alone():
+        # Another process may have measured them while this one waited for the device.
+        if (cached := _valid(file, asked - recent_s, remeasure=remeasure)) is not None:
+            return cached
+        before = cpu_times()
+        measured = _measure_cuda(name) if device is Device.CUDA else _measure_cpu(name)
+        busy = others_share(before, cpu_times())
+    calm = device is Device.CUDA or busy < QUIET_SHARE
+    measured = replace(measured, calm=calm, again=time.time() if remeasure else 0.0)
+    cached = _read(file)
     highest = measured if cached is None else measured.highest(cached)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -124,6 +143,17 @@ def ceilings(device: Device, *, cache: Path | None = None, remeasure: bool = Fal
     except OSError:
         pass
     return highest
+
+
+def _valid(file: Path, since: float, *, remeasure: bool) -> Ceilings | None:
+    """Return the stored ceilings; None if they must be measured.
+
+    `remeasure`: only ceilings that were measured again after the time `since` are valid.
+    """
+    cached = _read(file)
+    if cached is None or not (cached.calm or _age(file) < REMEASURE_AFTER_S):
+        return None
+    return None if remeasure and cached.again <= since else cached
 
 
 def _age(file: Path) -> float:

@@ -13,6 +13,10 @@ from cuagent.task import Task, TaskError
 from cuagent.timing import Arm, Floor
 from cuagent.worker import ForkServer
 
+RECENT_S = 600.0
+"""Seconds for which ceilings that were measured again count for all tasks of a device. A suspect
+time is not judged by them: the ceilings are measured again."""
+
 
 class TaskFloor:
     """Computes the floor of one task, for all timings of a timer."""
@@ -66,11 +70,13 @@ class TaskFloor:
         quickest = min((arm.median for arm in arms if arm.samples), default=float("inf"))
         beaten = self._roofline.beaten(quickest) and not self._remeasured
         # A candidate is not suspected because of ceilings measured while the memory was slow.
-        if beaten or self._roofline.suspect(quickest):
+        suspect = self._roofline.suspect(quickest)
+        if beaten or suspect:
             self._remeasured = True
-            self._roofline = replace(self._roofline, ceilings=self._ceilings(remeasure=True))
+            found = self._ceilings(remeasure=True, recent_s=0.0 if suspect else RECENT_S)
+            self._roofline = replace(self._roofline, ceilings=found)
         return self._roofline.timing_floor
 
-    def _ceilings(self, *, remeasure: bool = False) -> Ceilings:
-        with self._exclusive():
-            return ceilings(self.task.device, remeasure=remeasure)
+    def _ceilings(self, *, remeasure: bool = False, recent_s: float = 0.0) -> Ceilings:
+        device = self.task.device
+        return ceilings(device, remeasure=remeasure, recent_s=recent_s, alone=self._exclusive)

@@ -280,7 +280,8 @@ class Timer:
         try:
             for part in parts_of(self.referee, every_baseline, subject is not None):
                 self._set_baselines(part)
-                if not self.referee.large:
+                # On a shared device they open in `RoundRunner.run`, under the device lock.
+                if not (self.referee.large or self.shared_device):
                     self._baselines.open_together()
                 with self.device_lock.durations.of(Stage.OPENING_ARMS):
                     self._baselines.await_opening()
