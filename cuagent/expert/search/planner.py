@@ -132,6 +132,12 @@ class Bounds:
 
     This is read from the names of its kernels in a profile; without a profile, from its error.
     """
+    is_exact: bool = False
+    """True if the error of the reference's result is that of float32 arithmetic.
+
+    Its convolutions then do not run in TF32, unless a later sum over many positions hides their
+    error.
+    """
 
     @property
     def rung_is_optimal(self) -> bool:
@@ -199,6 +205,21 @@ def propose(
     return None
 
 
+def _first_options(subject: Subject, bounds: Bounds) -> Options:
+    """Return the options of the first candidate: the precision of convolutions is the reference's.
+
+    cuDNN computes some convolutions in float32 although TF32 is admitted. The candidate is judged
+    by the reference's error, so it must then compute them in float32 precision too. The error of a
+    network of many convolutions does not tell the precision of each.
+    """
+    options = Options(tf32_few_channels=bounds.in_tf32)
+    if not bounds.is_exact or not subject.target.tf32_convolutions:
+        return options
+    made = make_candidate(subject, options)
+    few = made is not None and 0 < made.convolutions <= FEW_CONVOLUTIONS
+    return replace(options, exact_convolutions=True) if few else options
+
+
 def _mode_of_short_calls(subject: Subject, options: Options, bounds: Bounds) -> str:
     """Return a torch.compile mode with CUDA graphs if kernel launches take longer than the best
     rung.
@@ -236,7 +257,7 @@ def _choices(
     if not outcomes:
         if memory.first is not None:
             yield memory.first, "start with the choice that won for an equal module before"
-        first = Options(tf32_few_channels=bounds.in_tf32)
+        first = _first_options(subject, bounds)
         if mode := _mode_of_short_calls(subject, first, bounds):
             yield (
                 replace(first, compile=mode),
@@ -244,7 +265,10 @@ def _choices(
             )
         yield first, "fold all operators that can be folded, and fuse the others"
         if subject.device == "cuda":
-            yield Options(convolutions="channels_last"), "run convolutions in channels-last layout"
+            yield (
+                replace(first, convolutions="channels_last", tf32_few_channels=False),
+                "run convolutions in channels-last layout",
+            )
             yield replace(first, convolutions="every"), "compute convolutions by own kernels"
         return
     best = best_of(outcomes)
@@ -268,7 +292,7 @@ def _choices(
             f"run the {best.candidate.launches} launches in a CUDA graph",
         )
     if not best.is_clear_gain:
-        yield from _tf32(subject, best)
+        yield from _tf32(subject, best, outcomes)
         yield from _layouts(subject, best)
     if not options.compile and _rest_may_gain(best, bounds):
         mode = _compile_mode(bounds.rung)
@@ -297,13 +321,24 @@ def _choices(
             )
 
 
-def _tf32(subject: Subject, best: Outcome) -> Iterator[tuple[Options, str]]:
-    """Yield (options, reason) with TF32 for convolutions of few channels, if TF32 is admitted."""
+def _tf32(
+    subject: Subject, best: Outcome, outcomes: Sequence[Outcome]
+) -> Iterator[tuple[Options, str]]:
+    """Yield (options, reason) with TF32 for convolutions that have float32 precision in `best`, if
+    TF32 is admitted and was not refused.
+    """
     options = best.candidate.options
-    if subject.target.tf32_convolutions and not options.exact_convolutions:
+    if not subject.target.tf32_convolutions or not best.candidate.convolutions:
+        return
+    if not options.exact_convolutions:
         yield (
             replace(options, tf32_few_channels=True),
             "compute convolutions of few channels in TF32, as the library may do",
+        )
+    elif all(o.candidate.options.exact_convolutions for o in outcomes):
+        yield (
+            replace(options, exact_convolutions=False),
+            "compute convolutions in TF32, because a sum may hide that the library does",
         )
 
 
