@@ -44,6 +44,10 @@ def _lines(methods: Sequence[_Module]) -> list[str]:
     future = [line for line in reference if line.startswith("from __future__ import ")]
     imports = ["import torch", "import torch.nn.functional as F"]
     imports += header(products) if products else []
+    if parts.replayed:
+        own = methods[0].replay
+        alias = "" if own == "replay" else f" as {own}"
+        imports.append(f"from cuagent.kernels.cuda_graph import replay{alias}")
     if used := [*(["load"] if loads else []), *(n for m in methods for n in m.imported())]:
         imports.append(f"from cuagent.kernels import {', '.join(dict.fromkeys(used))}")
     return [
@@ -81,10 +85,12 @@ class _Module(Prepared):
         """
         end = "" if self.parts.method == "forward" else f"_{self.parts.method}"
         self.fits = self._unused(f"_fits{end}")
+        self.compute, self.replay = self._unused("_compute"), self._unused("replay")
 
     def methods(self) -> list[str]:
         """Return the Python lines of all methods, indented for the class, after an empty line."""
-        lines = ["", *self._fits(), "", *self._forward(), *self._prepare()]
+        lines = ["", *self._fits(), "", *self._forward(), *self._computed_by_graph()]
+        lines += self._prepare()
         return textwrap.indent("\n".join(lines), "    ").splitlines()
 
     def load(self, call: KernelCall) -> str:
@@ -139,6 +145,11 @@ class _Module(Prepared):
             if self.parts.method == "forward"
             else '        raise RuntimeError("these kernels compute the gradients of other calls")',
         ]
+        if self.parts.replayed:
+            compute = "_forward" if self.parts.compile else f"ModelNew.{self.compute}"
+            given = "".join(f"{name}, " for name in self._names()).rstrip()
+            values = f", self.{self.prepare}()" if self.prepared_values else ""
+            return [*out, f"    return {self.replay}(self, {compute}, ({given}){values})"]
         if self.parts.compile:
             prepared = [f"*self.{self.prepare}()"] if self.prepared_values else []
             call = f"_forward({', '.join(['self', *self._names(), *prepared])})"
@@ -157,6 +168,14 @@ class _Module(Prepared):
             comma = "," if len(self.prepared_values) == 1 else ""
             out.append(f"    {names}{comma} = self.{self.prepare}()")
         return out + self._body()
+
+    def _computed_by_graph(self) -> list[str]:
+        """Return the Python lines of the method that a CUDA graph of the module captures."""
+        if not self.parts.replayed or self.parts.compile:
+            return []
+        names = ", ".join(["self", *self._names(), *map(self._name, self.prepared_values)])
+        text = '    """Result of `forward` for arguments that the kernels support."""'
+        return ["", f"def {self.compute}({names}):", text, *self._body()]
 
     def _body(self) -> list[str]:
         """Return the Python lines that compute the result from inputs and prepared values."""

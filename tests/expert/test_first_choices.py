@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from cuagent.expert.candidate import make_candidate
 from cuagent.expert.capture.subject import Subject, Target, open_subject
 from cuagent.expert.options import Options
 from cuagent.expert.search.planner import Bounds, Outcome, propose
@@ -166,22 +167,64 @@ def test_long_sums_of_few_tiles_stay_with_the_library(tmp_path, shape, own):
     assert ("F.conv2d(" in module.rpartition("def forward")[2]) is not own
 
 
+NORMS = f"nn.Sequential({', '.join(['nn.Linear(32, 32), nn.LayerNorm(32)'] * 2)})"
+
+
 @pytest.mark.parametrize(
-    ("seconds", "mode"), [(5e-6, "reduce-overhead"), (1e-4, ""), (float("inf"), "")]
+    ("rung", "seconds", "graph"),
+    [
+        ("compile", 5e-6, True),
+        ("compile", 1e-4, False),
+        ("compile+cuda_graph", 1e-4, True),
+        ("compile+cuda_graph", 1e-3, False),
+        ("compile", float("inf"), False),
+    ],
 )
-def test_many_short_calls_are_captured_into_a_graph_at_once(tmp_path, seconds, mode):
-    layers = ", ".join(["nn.Linear(32, 32), nn.LayerNorm(32)"] * 2)
-    subject = subject_of(tmp_path, f"nn.Sequential({layers})", "64, 32", "self.c(x)")
-    bounds = Bounds("compile", seconds)
-    assert propose(subject, [], bounds).candidate.options.compile == mode
+def test_many_short_calls_are_captured_into_a_graph_at_once(tmp_path, rung, seconds, graph):
+    subject = subject_of(tmp_path, NORMS, "64, 32", "self.c(x)")
+    assert propose(subject, [], Bounds(rung, seconds)).candidate.options.graph is graph
 
 
-@pytest.mark.parametrize(("seconds", "mode"), [(1e-4, "reduce-overhead"), (1e-2, "")])
-def test_launches_that_take_much_of_the_time_are_captured_next(tmp_path, seconds, mode):
-    layers = ", ".join(["nn.Linear(32, 32), nn.LayerNorm(32)"] * 2)
-    subject = subject_of(tmp_path, f"nn.Sequential({layers})", "64, 32", "self.c(x)")
+@pytest.mark.parametrize(("seconds", "graph"), [(1e-4, True), (1e-2, False)])
+def test_launches_that_take_much_of_the_time_are_captured_next(tmp_path, seconds, graph):
+    subject = subject_of(tmp_path, NORMS, "64, 32", "self.c(x)")
     first = propose(subject, []).candidate
     ratios = {"compile": Ratio(2.0, 1.98, 2.02)}
     outcome = Outcome(first, True, "accepted", 1, ratios, seconds=seconds)
     assert first.launches >= 4
-    assert propose(subject, [outcome]).candidate.options.compile == mode
+    assert propose(subject, [outcome]).candidate.options.graph is graph
+
+
+@pytest.mark.parametrize(
+    ("rung", "mode", "graph"),
+    [
+        ("compile", "default", False),
+        ("compile+cuda_graph", "default", True),
+        ("reduce-overhead", "default", True),
+        ("max-autotune", "max-autotune-no-cudagraphs", True),
+        ("max-autotune-no-cudagraphs", "max-autotune-no-cudagraphs", False),
+    ],
+)
+def test_remainder_is_compiled_and_captured_as_in_the_best_rung(tmp_path, rung, mode, graph):
+    subject = subject_of(tmp_path, NORMS, "64, 32", "self.c(x)")
+    bounds = Bounds(rung, 1e-2)
+    outcomes: list[Outcome] = []
+    ratios = {"compile": Ratio(0.9, 0.89, 0.91)}
+    while (proposal := propose(subject, outcomes, bounds)) is not None:
+        if proposal.candidate.options.compile:
+            break
+        outcomes.append(Outcome(proposal.candidate, True, "accepted", 1, ratios))
+    assert proposal is not None
+    assert (proposal.candidate.options.compile, proposal.candidate.options.graph) == (mode, graph)
+
+
+def test_exception_of_a_compiled_candidate_leads_to_the_same_kernels_without_compiler(tmp_path):
+    subject = subject_of(tmp_path, NORMS, "64, 32", "self.c(x)")
+    first = propose(subject, []).candidate
+    for options, expected in (
+        (replace(first.options, compile="default"), first.options),
+        (replace(first.options, compile="default", graph=True), replace(first.options, graph=True)),
+        (replace(first.options, graph=True), first.options),
+    ):
+        failed = Outcome(make_candidate(subject, options), False, "raised an exception", 1)
+        assert propose(subject, [failed]).candidate.options == expected
