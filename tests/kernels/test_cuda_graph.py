@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from cuagent.kernels import replay
 from cuagent.kernels.cuda_graph import (
     MAX_GRAPHS,
     NotCapturable,
@@ -16,7 +17,6 @@ from cuagent.kernels.cuda_graph import (
     graph_calls,
     is_unchanged,
     refusal,
-    replay,
     state_of,
 )
 
