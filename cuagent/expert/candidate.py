@@ -168,6 +168,7 @@ def _method(
         subject.attribute,
         notes,
         "" if is_second else options.compile,
+        options.graph and subject.device == "cuda" and subject.backward is None and not is_second,
         "backward" if is_second else "forward",
     )
     return Method(parts, plan.steps, plan.calls), origins

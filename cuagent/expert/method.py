@@ -69,6 +69,8 @@ class ModuleText:
     notes: Sequence[str] = ()
     compile: str = ""
     """Mode of torch.compile for everything except the kernels; "" for eager execution."""
+    replayed: bool = False
+    """True to replay the forward as a CUDA graph, which the module captures itself."""
     method: str = "forward"
     """Name of the method that computes the graph: `forward`, or `backward` of a training step."""
 

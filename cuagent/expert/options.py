@@ -60,6 +60,8 @@ class Options:
     """CUDA: rank of a product's tile sizes in the cost model; 0 is the best."""
     compile: str = ""
     """Mode of torch.compile for everything except the kernels; "" for eager execution."""
+    graph: bool = False
+    """CUDA: true to replay the forward as a CUDA graph, which the module captures itself."""
     keep: frozenset[str] = frozenset()
     """Names of the captured operators that remain torch calls."""
     tile: int = 64

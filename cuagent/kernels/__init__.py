@@ -30,6 +30,7 @@ __all__ = [
     "Kernels",
     "PrototypeError",
     "load",
+    "replay",
     "unchanged",
     "watch",
 ]
@@ -69,6 +70,18 @@ class Kernels:
 
     def __repr__(self) -> str:
         return f"<kernels {self.__file__}: {', '.join(self._names)}>"
+
+
+def replay(
+    module: Any, compute: Any, arguments: tuple[Any, ...], values: tuple[Any, ...] = ()
+) -> Any:
+    """Return `compute(module, *arguments, *values)`, replayed as a CUDA graph where possible.
+
+    `values` are tensors that the graph reads in place (`cuda_graph.replay`).
+    """
+    from . import cuda_graph
+
+    return cuda_graph.replay(module, compute, arguments, values)
 
 
 _LOADED: dict[Path, Kernels] = {}

@@ -56,7 +56,7 @@ class ExpertModel:
         self._memory: Memory | None = None
         self._subject: Subject | None = None
         self._problem = ""
-        self._proposals: dict[tuple[int, int, bool], Proposal | None] = {}
+        self._proposals: dict[tuple[int, int, bool, bool], Proposal | None] = {}
 
     def prepare(self) -> None:
         """Capture the module's graph now, which takes seconds, so that the first query is quick."""
@@ -87,7 +87,8 @@ class ExpertModel:
     def _proposal(self, outcomes: Sequence[Outcome], bounds: Bounds) -> Proposal | None:
         # The planner is deterministic, and outcomes and profiles are only ever added, so their
         # numbers identify the planner's input.
-        key = len(outcomes), sum(o.own_share is not None for o in outcomes), bounds.in_tf32
+        profiled = sum(o.own_share is not None for o in outcomes)
+        key = len(outcomes), profiled, bounds.in_tf32, bounds.is_exact
         if key not in self._proposals:
             subject = self._open()
             if subject and self._memory is None:

@@ -62,7 +62,7 @@ def export_rung(
         (folder / MODULE).write_text(module_text(rung.name, task, own, kind))
         shutil.copy(flags.__file__, folder / "flags.py")
         if GRAPH in rung.name.split("+"):
-            source = importlib.resources.files("cuagent.worker") / "cuda_graph.py"
+            source = importlib.resources.files("cuagent.kernels") / "cuda_graph.py"
             (folder / "cuda_graph.py").write_text(source.read_text("utf-8"))
         (folder / "__init__.py").write_text(
             f'"""{kind} of {quoted_name(task.path)}, with the fastest measured settings."""\n\n'

@@ -181,7 +181,7 @@ def _compiled(model: nn.Module, model_spec: ModelSpec) -> nn.Module:
         _limit_compilers()
         model.compile(mode=None if mode == COMPILE else mode)
     if GRAPH in options:
-        from cuagent.worker.cuda_graph import graph_calls
+        from cuagent.kernels.cuda_graph import graph_calls
 
         graph_calls(model, required=True)
     return model

@@ -137,6 +137,7 @@ def _warm_up(folder: Path, modules: Sequence[str]) -> int:
 
     # Imported now, because a child in the sandbox may not read our files.
     import cuagent.kernels.calls
+    import cuagent.kernels.cuda_graph
     import cuagent.kernels.driver
     import cuagent.kernels.operators
     import cuagent.worker.program  # noqa: F401

@@ -171,11 +171,23 @@ def test_attempt_that_surely_loses_is_not_timed_for_the_record(run: Run) -> None
     assert result_of(tried.judgement, run.ladder) is Result.RUNG
 
 
-@pytest.mark.parametrize(("error", "in_tf32"), [(1.6e-6, False), (5.4e-6, True), (1e-3, True)])
-def test_the_references_error_says_if_its_products_are_in_tf32(error: float, in_tf32: bool) -> None:
+@pytest.mark.parametrize(
+    ("error", "in_tf32", "is_exact"),
+    [
+        (2.3e-10, False, False),
+        (3.7e-8, False, True),
+        (1.6e-6, False, True),
+        (5.4e-6, True, False),
+        (1e-3, True, False),
+    ],
+)
+def test_the_references_error_says_if_its_products_are_in_tf32(
+    error: float, in_tf32: bool, is_exact: bool
+) -> None:
     same = Ratio(1.0, 1.0, 1.0)
     eager = Rung("eager", 1e-3, same, error, True, 1.0, None, True)
     ladder = Ladder("task", "match", "a device", {}, (eager,), 1.0)
     bounds = bounds_of(ladder)["bounds"]
-    assert bounds["in_tf32"] is in_tf32
+    assert (bounds["in_tf32"], bounds["is_exact"]) == (in_tf32, is_exact)
     assert Bounds(**bounds).in_tf32 is in_tf32
+    assert Bounds(**bounds).is_exact is is_exact

@@ -6,12 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from cuagent.expert.candidate import make_candidate
 from cuagent.expert.capture.subject import Subject, Target, open_subject
+from cuagent.expert.options import Options
 from cuagent.expert.search.planner import Bounds, Outcome, propose
 from cuagent.expert.search.progress import runs_in_tf32
 from cuagent.task import load_task
 from cuagent.timing import Ratio
 
+NO_BOUNDS = Bounds()
 HOPPER = Target("cuda", (9, 0), 132, tf32_convolutions=True)
 TASK = """
 import torch
@@ -75,12 +78,12 @@ def test_few_channels_run_in_tf32_where_the_reference_does(tmp_path):
     assert '"tf32"' in as_reference
 
 
-def tried(subject: Subject, speed: float) -> list[object]:
+def tried(subject: Subject, speed: float, bounds: Bounds = NO_BOUNDS) -> list[Options]:
     """Return the options that the expert tries, if each candidate has the speedup `speed` over
     torch.compile."""
     outcomes: list[Outcome] = []
     ratios = {"compile": Ratio(speed, speed * 0.99, speed * 1.01)}
-    while (proposal := propose(subject, outcomes)) is not None:
+    while (proposal := propose(subject, outcomes, bounds)) is not None:
         outcomes.append(Outcome(proposal.candidate, True, "accepted", 1, ratios))
     return [outcome.candidate.options for outcome in outcomes]
 
@@ -95,6 +98,50 @@ def test_tf32_is_tried_next_where_the_profile_does_not_tell(tmp_path):
 def test_clear_gain_needs_no_tf32(tmp_path):
     subject = subject_of(tmp_path, "nn.Conv2d(8, 48, 3)", "8, 8, 64, 64")
     assert not any(options.tf32_few_channels for options in tried(subject, speed=2.0))
+
+
+TRANSPOSED = "nn.ConvTranspose3d(32, 64, 5, 2, 2)"
+TRANSPOSED_BODY = "F.max_pool3d(F.max_pool3d(self.c(x), 2), 3).sum(1, keepdim=True)"
+
+
+@pytest.mark.parametrize(
+    ("bounds", "precision"), [(Bounds(is_exact=True), '"tf32x3"'), (Bounds(), '"tf32"')]
+)
+def test_convolution_is_as_exact_as_the_reference_from_the_first_candidate(
+    tmp_path, bounds, precision
+):
+    subject = subject_of(tmp_path, TRANSPOSED, "2, 32, 16, 16, 16", TRANSPOSED_BODY)
+    files = propose(subject, [], bounds).candidate.files
+    other = {'"tf32"', '"tf32x3"'} - {precision}
+    assert precision in files["model_new.py"]
+    assert not any(text in files["model_new.py"] for text in other)
+
+
+def test_tf32_is_tried_after_an_exact_convolution_without_a_gain(tmp_path):
+    subject = subject_of(tmp_path, TRANSPOSED, "2, 32, 16, 16, 16", TRANSPOSED_BODY)
+    first, second, *_ = tried(subject, 0.9, Bounds(is_exact=True))
+    assert first.exact_convolutions
+    assert not second.exact_convolutions
+    assert all(o.exact_convolutions for o in tried(subject, 2.0, Bounds(is_exact=True)))
+
+
+def test_refused_tf32_is_not_tried_again(tmp_path):
+    subject = subject_of(tmp_path, TRANSPOSED, "2, 32, 16, 16, 16", TRANSPOSED_BODY)
+    outcomes = [Outcome(propose(subject, []).candidate, False, "less precise than allowed", 1)]
+    ratios = {"compile": Ratio(0.9, 0.89, 0.91)}
+    options = []
+    while (proposal := propose(subject, outcomes)) is not None:
+        options.append(proposal.candidate.options)
+        outcomes.append(Outcome(proposal.candidate, True, "accepted", 1, ratios))
+    assert options
+    assert all(o.exact_convolutions for o in options)
+
+
+def test_error_of_a_network_does_not_tell_the_precision_of_its_convolutions(tmp_path):
+    layers = ", ".join(["nn.Conv2d(8, 8, 3), nn.ReLU()"] * 4)
+    subject = subject_of(tmp_path, f"nn.Sequential({layers})", "8, 8, 64, 64", "self.c(x)")
+    first = propose(subject, [], Bounds(is_exact=True)).candidate
+    assert not first.options.exact_convolutions
 
 
 def test_long_sum_of_few_channels_is_a_kernel_where_the_reference_runs_in_tf32(tmp_path):
@@ -120,22 +167,64 @@ def test_long_sums_of_few_tiles_stay_with_the_library(tmp_path, shape, own):
     assert ("F.conv2d(" in module.rpartition("def forward")[2]) is not own
 
 
+NORMS = f"nn.Sequential({', '.join(['nn.Linear(32, 32), nn.LayerNorm(32)'] * 2)})"
+
+
 @pytest.mark.parametrize(
-    ("seconds", "mode"), [(5e-6, "reduce-overhead"), (1e-4, ""), (float("inf"), "")]
+    ("rung", "seconds", "graph"),
+    [
+        ("compile", 5e-6, True),
+        ("compile", 1e-4, False),
+        ("compile+cuda_graph", 1e-4, True),
+        ("compile+cuda_graph", 1e-3, False),
+        ("compile", float("inf"), False),
+    ],
 )
-def test_many_short_calls_are_captured_into_a_graph_at_once(tmp_path, seconds, mode):
-    layers = ", ".join(["nn.Linear(32, 32), nn.LayerNorm(32)"] * 2)
-    subject = subject_of(tmp_path, f"nn.Sequential({layers})", "64, 32", "self.c(x)")
-    bounds = Bounds("compile", seconds)
-    assert propose(subject, [], bounds).candidate.options.compile == mode
+def test_many_short_calls_are_captured_into_a_graph_at_once(tmp_path, rung, seconds, graph):
+    subject = subject_of(tmp_path, NORMS, "64, 32", "self.c(x)")
+    assert propose(subject, [], Bounds(rung, seconds)).candidate.options.graph is graph
 
 
-@pytest.mark.parametrize(("seconds", "mode"), [(1e-4, "reduce-overhead"), (1e-2, "")])
-def test_launches_that_take_much_of_the_time_are_captured_next(tmp_path, seconds, mode):
-    layers = ", ".join(["nn.Linear(32, 32), nn.LayerNorm(32)"] * 2)
-    subject = subject_of(tmp_path, f"nn.Sequential({layers})", "64, 32", "self.c(x)")
+@pytest.mark.parametrize(("seconds", "graph"), [(1e-4, True), (1e-2, False)])
+def test_launches_that_take_much_of_the_time_are_captured_next(tmp_path, seconds, graph):
+    subject = subject_of(tmp_path, NORMS, "64, 32", "self.c(x)")
     first = propose(subject, []).candidate
     ratios = {"compile": Ratio(2.0, 1.98, 2.02)}
     outcome = Outcome(first, True, "accepted", 1, ratios, seconds=seconds)
     assert first.launches >= 4
-    assert propose(subject, [outcome]).candidate.options.compile == mode
+    assert propose(subject, [outcome]).candidate.options.graph is graph
+
+
+@pytest.mark.parametrize(
+    ("rung", "mode", "graph"),
+    [
+        ("compile", "default", False),
+        ("compile+cuda_graph", "default", True),
+        ("reduce-overhead", "default", True),
+        ("max-autotune", "max-autotune-no-cudagraphs", True),
+        ("max-autotune-no-cudagraphs", "max-autotune-no-cudagraphs", False),
+    ],
+)
+def test_remainder_is_compiled_and_captured_as_in_the_best_rung(tmp_path, rung, mode, graph):
+    subject = subject_of(tmp_path, NORMS, "64, 32", "self.c(x)")
+    bounds = Bounds(rung, 1e-2)
+    outcomes: list[Outcome] = []
+    ratios = {"compile": Ratio(0.9, 0.89, 0.91)}
+    while (proposal := propose(subject, outcomes, bounds)) is not None:
+        if proposal.candidate.options.compile:
+            break
+        outcomes.append(Outcome(proposal.candidate, True, "accepted", 1, ratios))
+    assert proposal is not None
+    assert (proposal.candidate.options.compile, proposal.candidate.options.graph) == (mode, graph)
+
+
+def test_exception_of_a_compiled_candidate_leads_to_the_same_kernels_without_compiler(tmp_path):
+    subject = subject_of(tmp_path, NORMS, "64, 32", "self.c(x)")
+    first = propose(subject, []).candidate
+    for options, expected in (
+        (replace(first.options, compile="default"), first.options),
+        (replace(first.options, compile="default", graph=True), replace(first.options, graph=True)),
+        (replace(first.options, graph=True), first.options),
+    ):
+        failed = Outcome(make_candidate(subject, options), False, "raised an exception", 1)
+        assert propose(subject, [failed]).candidate.options == expected

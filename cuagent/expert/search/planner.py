@@ -58,7 +58,8 @@ FEW_CONVOLUTIONS = 3
 In networks with more convolutions, layouts change too often.
 """
 NO_MEMORY = Memory()
-COMPILE_MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+AUTOTUNE = "max-autotune-no-cudagraphs"
+COMPILE_MODES = ("reduce-overhead", "max-autotune", AUTOTUNE)
 """Names of rungs that are modes of torch.compile."""
 
 
@@ -132,6 +133,12 @@ class Bounds:
 
     This is read from the names of its kernels in a profile; without a profile, from its error.
     """
+    is_exact: bool = False
+    """True if the error of the reference's result is that of float32 arithmetic.
+
+    Its convolutions then do not run in TF32, unless a later sum over many positions hides their
+    error.
+    """
 
     @property
     def rung_is_optimal(self) -> bool:
@@ -199,24 +206,47 @@ def propose(
     return None
 
 
-def _mode_of_short_calls(subject: Subject, options: Options, bounds: Bounds) -> str:
-    """Return a torch.compile mode with CUDA graphs if kernel launches take longer than the best
-    rung.
+def _first_options(subject: Subject, bounds: Bounds) -> Options:
+    """Return the options of the first candidate: the precision of convolutions is the reference's.
 
-    "" otherwise, on the CPU, for a training step, and without a time of the best rung.
+    cuDNN computes some convolutions in float32 although TF32 is admitted. The candidate is judged
+    by the reference's error, so it must then compute them in float32 precision too. The error of a
+    network of many convolutions does not tell the precision of each.
+    """
+    options = Options(tf32_few_channels=bounds.in_tf32)
+    if not bounds.is_exact or not subject.target.tf32_convolutions:
+        return options
+    made = make_candidate(subject, options)
+    few = made is not None and 0 < made.convolutions <= FEW_CONVOLUTIONS
+    return replace(options, exact_convolutions=True) if few else options
+
+
+def _graph_comes_first(subject: Subject, options: Options, bounds: Bounds) -> bool:
+    """Return True if the first candidate is to replay its launches as a CUDA graph.
+
+    They then take longer than the best rung, or a large share of its time where it has a graph.
+    False for a training step, and without a time of the best rung.
     """
     if subject.device != "cuda" or subject.backward is not None:
-        return ""
+        return False
     if bounds.rung_seconds > LONG_CALL_SECONDS:
-        return ""
+        return False
     made = make_candidate(subject, options)
     launches = made.launches if made else 0
-    return "reduce-overhead" if launches * LAUNCH_SECONDS > bounds.rung_seconds else ""
+    share = LAUNCH_SHARE if _has_graph(bounds.rung) else 1.0
+    return launches * LAUNCH_SECONDS > share * bounds.rung_seconds
+
+
+def _has_graph(rung: str) -> bool:
+    """Return True if a rung replays CUDA graphs."""
+    mode, *options = rung.split("+")
+    return "cuda_graph" in options or mode in ("reduce-overhead", "max-autotune")
 
 
 def _launches_may_dominate(subject: Subject, best: Outcome) -> bool:
     """Return True if launches from Python may take a large share of the best candidate's time."""
-    if subject.device != "cuda" or subject.backward is not None or best.candidate.options.compile:
+    options = best.candidate.options
+    if subject.device != "cuda" or subject.backward is not None or options.graph:
         return False
     if best.seconds is None or best.seconds > LONG_CALL_SECONDS:
         return False
@@ -236,15 +266,15 @@ def _choices(
     if not outcomes:
         if memory.first is not None:
             yield memory.first, "start with the choice that won for an equal module before"
-        first = Options(tf32_few_channels=bounds.in_tf32)
-        if mode := _mode_of_short_calls(subject, first, bounds):
-            yield (
-                replace(first, compile=mode),
-                f"fuse, and run the many short calls as torch.compile does (mode {mode})",
-            )
+        first = _first_options(subject, bounds)
+        if _graph_comes_first(subject, first, bounds):
+            yield replace(first, graph=True), "fuse, and replay the many launches as a CUDA graph"
         yield first, "fold all operators that can be folded, and fuse the others"
         if subject.device == "cuda":
-            yield Options(convolutions="channels_last"), "run convolutions in channels-last layout"
+            yield (
+                replace(first, convolutions="channels_last", tf32_few_channels=False),
+                "run convolutions in channels-last layout",
+            )
             yield replace(first, convolutions="every"), "compute convolutions by own kernels"
         return
     best = best_of(outcomes)
@@ -264,16 +294,17 @@ def _choices(
         )
     if _launches_may_dominate(subject, best):
         yield (
-            replace(options, compile="reduce-overhead"),
-            f"run the {best.candidate.launches} launches in a CUDA graph",
+            replace(options, graph=True),
+            f"replay the {best.candidate.launches} launches as a CUDA graph",
         )
     if not best.is_clear_gain:
-        yield from _tf32(subject, best)
+        yield from _tf32(subject, best, outcomes)
         yield from _layouts(subject, best)
     if not options.compile and _rest_may_gain(best, bounds):
         mode = _compile_mode(bounds.rung)
+        graph = options.graph or (_has_graph(bounds.rung) and subject.backward is None)
         yield (
-            replace(options, compile=mode),
+            replace(options, compile=mode, graph=graph),
             f"run all that is not in the kernels as torch.compile does (mode {mode})",
         )
     if subject.device == "cuda" and best.candidate.library and not options.own_attention:
@@ -297,13 +328,24 @@ def _choices(
             )
 
 
-def _tf32(subject: Subject, best: Outcome) -> Iterator[tuple[Options, str]]:
-    """Yield (options, reason) with TF32 for convolutions of few channels, if TF32 is admitted."""
+def _tf32(
+    subject: Subject, best: Outcome, outcomes: Sequence[Outcome]
+) -> Iterator[tuple[Options, str]]:
+    """Yield (options, reason) with TF32 for convolutions that have float32 precision in `best`, if
+    TF32 is admitted and was not refused.
+    """
     options = best.candidate.options
-    if subject.target.tf32_convolutions and not options.exact_convolutions:
+    if not subject.target.tf32_convolutions or not best.candidate.convolutions:
+        return
+    if not options.exact_convolutions:
         yield (
             replace(options, tf32_few_channels=True),
             "compute convolutions of few channels in TF32, as the library may do",
+        )
+    elif all(o.candidate.options.exact_convolutions for o in outcomes):
+        yield (
+            replace(options, exact_convolutions=False),
+            "compute convolutions in TF32, because a sum may hide that the library does",
         )
 
 
@@ -331,11 +373,9 @@ def _layouts(subject: Subject, best: Outcome) -> Iterator[tuple[Options, str]]:
 
 
 def _compile_mode(rung: str) -> str:
-    """Return the mode of torch.compile that is most similar to a rung."""
-    mode, *options = rung.split("+")
-    if "cuda_graph" in options:
-        return "reduce-overhead"
-    return mode if mode in COMPILE_MODES else "default"
+    """Return the mode of torch.compile that is most similar to a rung, without CUDA graphs."""
+    mode = rung.partition("+")[0]
+    return AUTOTUNE if mode in ("max-autotune", AUTOTUNE) else "default"
 
 
 def _rest_may_gain(best: Outcome, bounds: Bounds) -> bool:
@@ -364,12 +404,16 @@ def _schedules(subject: Subject, best: Outcome) -> Iterator[tuple[Options, str]]
 def _repairs(failed: Outcome) -> Iterator[tuple[Options, str]]:
     """Yield (options, reason) of the candidates to try after a rejection.
 
-    They omit, in this order: chains of kernels, a kernel that did not compile, fused calls, values
-    computed once, TF32 and folded weights if values were wrong, and each kernel alone.
+    They omit, in this order: chains of kernels, torch.compile and the CUDA graph if no value was
+    wrong, a kernel that did not compile, fused calls, values computed once, TF32 and folded weights
+    if values were wrong, torch.compile and the CUDA graph, and each kernel alone.
     """
     candidate, options = failed.candidate, failed.candidate.options
     if candidate.has_chains:
         yield replace(options, chains=False), "launch each kernel by itself, to find a faulty one"
+    is_imprecise = _is_wrong_result(failed.reason) or "while timed" in failed.reason
+    if not failed.broken_files and not is_imprecise:
+        yield from _plainer(options)
     parts = list(zip(candidate.kernels, candidate.origins, strict=True))
     for name, origins in parts:
         if any(name in path for path in failed.broken_files):
@@ -384,16 +428,30 @@ def _repairs(failed: Outcome) -> Iterator[tuple[Options, str]]:
         yield replace(options, recurrences=False), "leave recurrences to torch"
     if candidate.constants:
         yield replace(options, constants=False), "compute masks and tables in each call"
-    is_imprecise = _is_wrong_result(failed.reason) or "while timed" in failed.reason
     if is_imprecise and candidate.convolutions:
         # The library computes some convolutions in float32 although TF32 is admitted.
         yield replace(options, exact_convolutions=True), "compute convolutions as in float32"
     if _is_wrong_result(failed.reason) and options.fold and candidate.folded:
         yield replace(options, fold=False), "keep the weights unfolded, for more precision"
+    yield from _plainer(options)
     for name, origins in parts:
         yield (
             replace(options, keep=options.keep | origins),
             f"leave out {name}, which may be wrong",
+        )
+
+
+def _plainer(options: Options) -> Iterator[tuple[Options, str]]:
+    """Yield (options, reason) without torch.compile, and without a CUDA graph.
+
+    An exception may come from either, and says nothing about the kernels.
+    """
+    if options.compile:
+        yield replace(options, compile=""), "run all that is not in a kernel without torch.compile"
+    if options.graph:
+        yield (
+            replace(options, compile="", graph=False),
+            "launch the kernels without a CUDA graph",
         )
 
 

@@ -168,7 +168,8 @@ def _record_profile(progress: Progress, data: Mapping[str, Any]) -> None:
     """
     if data.get("what") == "reference":
         in_tf32 = runs_in_tf32(data.get("profile"))
-        progress.bounds = replace(progress.bounds, in_tf32=in_tf32)
+        is_exact = progress.bounds.is_exact and not in_tf32
+        progress.bounds = replace(progress.bounds, in_tf32=in_tf32, is_exact=is_exact)
     if data.get("what") == "candidate" and progress.outcomes:
         last = progress.outcomes[-1]
         share = own_share(data.get("profile"), last.candidate.kernels)

@@ -1,4 +1,4 @@
-"""Replay the calls of a module as CUDA graphs, captured with torch.cuda.graph.
+"""Replay the calls of a module, or of a function of it, as CUDA graphs of torch.cuda.graph.
 
 Each form of call has its own graph. A form is the shapes, strides, dtypes and plain numbers of the
 arguments, with autocast and inference mode. A replay copies the arguments to the graph's memory and
@@ -44,6 +44,48 @@ def graph_calls(module: torch.nn.Module, *, required: bool = False) -> None:
     """
     call = getattr(module, "_compiled_call_impl", None) or module._call_impl
     module._compiled_call_impl = _GraphedCalls(module, call, required)
+
+
+def replay(
+    module: torch.nn.Module,
+    compute: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    values: tuple[Any, ...] = (),
+) -> Any:
+    """Return `compute(module, *arguments, *values)`, replayed as a CUDA graph where possible.
+
+    A graph reads `values` in place, so they must be the same tuple in each call, and its tensors
+    must not change. The first call with another tuple runs without a graph, because the caller may
+    compute the values anew in each call. Copies of the module have graphs of their own.
+    """
+    if torch.compiler.is_compiling():
+        return compute(module, *arguments, *values)
+    held: _Held = module.__dict__.setdefault(HELD, _Held())
+    if held.values is not values or held.compute is not compute:
+        held.values, held.compute, held.calls = values, compute, None
+        return compute(module, *arguments, *values)
+    if held.calls is None:
+        held.calls = _GraphedCalls(module, lambda *given: compute(module, *given, *values), False)
+    return held.calls(*arguments)
+
+
+HELD = "_cuda_graphs_of_replay"
+"""Name of the attribute of a module that holds its graphs for `replay`."""
+
+
+class _Held:
+    """The graphs of a module for `replay`, with the function and the values that they contain."""
+
+    def __init__(self) -> None:
+        self.values: tuple[Any, ...] | None = None
+        self.compute: Callable[..., Any] | None = None
+        self.calls: _GraphedCalls | None = None
+
+    def __deepcopy__(self, memo: object) -> _Held:
+        return _Held()
+
+    def __reduce__(self) -> Any:
+        return _Held, ()
 
 
 class _GraphedCalls:

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from cuagent.worker.cuda_graph import (
+from cuagent.kernels import replay
+from cuagent.kernels.cuda_graph import (
     MAX_GRAPHS,
     NotCapturable,
     form_of,
@@ -77,6 +78,70 @@ def test_replaced_parameters_invalidate_a_graph_and_loaded_ones_do_not() -> None
     watched = state_of(model)
     model.layer.weight = nn.Parameter(model.layer.weight.data)
     assert not is_unchanged(watched), "another tensor"
+
+
+class Scaled(nn.Module):
+    """Module whose `values` are computed from its weight, as those of a generated module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.values: tuple[torch.Tensor, ...] = ()
+        self.renew()
+        self.computed = 0
+
+    def renew(self) -> None:
+        self.values = (self.layer.weight.detach() * 2,)
+
+    def compute(self, x: torch.Tensor, doubled: torch.Tensor) -> torch.Tensor:
+        self.computed += 1
+        return self.layer(x) + x @ doubled
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return replay(self, Scaled.compute, (x,), self.values)
+
+
+def expected_of(model: Scaled, x: torch.Tensor) -> torch.Tensor:
+    return model.layer(x) + x @ (model.layer.weight * 2)
+
+
+def assert_follows_changes(model: Scaled, x: torch.Tensor) -> None:
+    with torch.no_grad():
+        for change in (lambda w: None, lambda w: w.mul_(-3), lambda w: w.add_(1)):
+            change(model.layer.weight)
+            model.renew()
+            for step in range(4):
+                torch.testing.assert_close(model(x + step), expected_of(model, x + step))
+
+
+def test_replayed_function_on_a_cpu_is_called_each_time_and_copies_are_independent() -> None:
+    model = Scaled().eval()
+    x = torch.randn(3, 8)
+    assert_follows_changes(model, x)
+    assert model.computed == 12
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert_follows_changes(twin, x)
+    assert model.computed == 12
+
+
+@pytest.mark.gpu
+def test_replayed_function_follows_new_values_and_new_inputs() -> None:
+    model = Scaled().eval().cuda()
+    model.renew()
+    x = torch.randn(3, 8, device="cuda")
+    assert_follows_changes(model, x)
+    assert model.computed < 3 * 6, "the later calls with equal values are replays"
+    with torch.no_grad():
+        before = model.computed
+        results = [model(x * k) for k in range(3)]
+        assert model.computed == before
+        for k, result in enumerate(results):
+            torch.testing.assert_close(result, expected_of(model, x * k))
+        twin = copy.deepcopy(model)
+        twin.layer.weight.zero_()
+        twin.renew()
+        for _ in range(3):
+            torch.testing.assert_close(twin(x), twin.layer.bias.expand(3, 8))
 
 
 @pytest.fixture
