@@ -1,12 +1,11 @@
-"""Examine one candidate task in a forked process: the filter's checks that run code.
+"""Examine one candidate task: the filter's checks that run code.
 
 Cheap checks run first, torch.compile last. Degenerate answers are found by the checks of `cuagent
-bench` (certificates) and `cuagent check` (fitness). A crash ends only this process.
+bench` (certificates) and `cuagent check` (fitness).
 """
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.bench.certificates import DEGENERATE, Kind
 from cuagent.pieces import pieces
-from cuagent.synth.order import AGAIN, Order
+from cuagent.synth.order import Order
 from cuagent.synth.progress import Progress
 from cuagent.synth.reasons import Reason, Rejected
 from cuagent.synth.shared_gpu import SharedGpu
@@ -32,7 +31,6 @@ from cuagent.synth.sizes import (
 )
 from cuagent.synth.source import BATCH_LINE, has_loop, with_batch
 from cuagent.task import TaskError, check_runs, flatten, load_task, open_reference
-from cuagent.worker.channel import send_message
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,55 +47,6 @@ LARGEST_BATCH = 1 << 22
 SLOW = 4.0
 """Ratio of a call's time to the end of the time window from which no more calls are timed."""
 ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AssertionError)
-
-
-def serve(channel: socket.socket, folder: Path) -> None:
-    """Examine the candidate of the order in `folder`; send the measured facts or the reason of its
-    rejection on `channel`."""
-    import torch
-    import torch._inductor.config
-
-    order = Order.read(folder)
-    torch.set_num_threads(1)
-    if order.compile:
-        # The number of its processes, one for each core, was read when the fork server imported it.
-        torch._inductor.config.compile_threads = 1
-    stages: dict[str, float] = {}
-    progress = Progress(folder)
-    try:
-        answer = Examined(order, folder, stages, progress).facts()
-    except Rejected as rejected:
-        answer = {"reason": rejected.reason.value, "detail": rejected.detail}
-    except torch.OutOfMemoryError as error:
-        detail = " ".join(str(error).split())[:200]
-        answer = {"reason": Reason.MEMORY.value, "detail": detail}
-    except Exception as error:  # noqa: BLE001 - the process boundary: a foreign module failed
-        detail = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        answer = {"reason": Reason.FAILS.value, "detail": detail}
-    if _ran_out_of_memory():
-        # The result may be wrong, because some checks regard an error as the candidate's.
-        answer[AGAIN] = not order.alone
-        if answer.get("reason") == Reason.FAILS.value:
-            answer["reason"] = Reason.MEMORY.value
-    seconds = {name: round(value, 3) for name, value in stages.items()}
-    answer |= {"cpu_s": _cpu_seconds(), "stages": seconds}
-    send_message(channel, answer | ({"gpu": progress.seen.to_json()} if order.lock else {}))
-
-
-def _ran_out_of_memory() -> bool:
-    """Return True if an allocation on the GPU has failed in this process."""
-    import torch
-
-    return torch.cuda.is_initialized() and torch.cuda.memory_stats().get("num_ooms", 0) > 0
-
-
-def _cpu_seconds() -> float:
-    """Return the processor time in seconds of this process and its ended child processes, such as
-    compilers."""
-    import resource
-
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return round(sum(u.ru_utime + u.ru_stime for u in used), 2)
 
 
 class Examined:

@@ -125,7 +125,7 @@ def test_candidate_that_keeps_the_device_is_ended_and_the_others_go_on(
     tmp_path: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One call takes minutes at a size that no measurement of smaller ones predicts."""
-    monkeypatch.setattr("cuagent.synth.workers.INTERVAL_LIMIT_S", 3.0)
+    monkeypatch.setattr("cuagent.synth.process.INTERVAL_LIMIT_S", 3.0)
     hangs = "if x.shape[0] > 100: time.sleep(300)\n        return torch.exp(x)"
     forwards = {hangs: "torch.exp", "return F.gelu(x)": "nn.functional.gelu"}
     forwards |= {"return torch.sinh(x)": "torch.sinh"}
