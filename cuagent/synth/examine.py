@@ -22,9 +22,9 @@ from cuagent.synth.shared_gpu import SharedGpu
 from cuagent.synth.sizes import (
     PROBES,
     Cost,
+    Prediction,
     climbed,
     count_cost,
-    extrapolated,
     fastest,
     predicted_batch,
     solve,
@@ -76,12 +76,17 @@ class Examined:
         with self.stage("labels"):
             self.labels()
         with self.stage("sizes"):
-            batch, eager_s, estimate = self.sizes()
-        with self.gpu.memory(self._needed(estimate.checked(self.order.dtype))):
+            predicted = self.predicted()
+        alone = self.order.alone or not predicted.first
+        need = predicted.at(predicted.first)
+        with self.gpu.memory(None if alone else need.checked(self.order.dtype)):
+            with self.stage("sizes"):
+                batch, eager_s = self.sizes(predicted)
             with self.gpu.shared():
                 found, exact = self.checked(batch)
             if self.order.compile:
-                self.gpu.keep(estimate.compiled(self.order.dtype))
+                if not alone:
+                    self.gpu.resize(predicted.at(batch).compiled(self.order.dtype))
                 with self.stage("compiled"):
                     found |= self.compiled(exact)
             del self.model, self.inputs, exact
@@ -135,7 +140,8 @@ class Examined:
             yield
         finally:
             waiting = self.gpu.waited_s - waited
-            self.stages[name] = time.perf_counter() - begun - waiting
+            seconds = time.perf_counter() - begun - waiting
+            self.stages[name] = self.stages.get(name, 0.0) + seconds
             self.stages["waiting"] = self.gpu.waited_s
 
     def run(self, model: Any, inputs: Sequence[Any]) -> list[Tensor]:
@@ -159,43 +165,40 @@ class Examined:
         if wrong := differences(self.order.labels, run, self.order.exact_labels, repeated):
             raise Rejected(Reason.LABEL, wrong)
 
-    def sizes(self) -> tuple[int, float, Cost]:
-        """Find a batch size whose eager time is in the time window.
-
-        Returns (batch size, eager seconds, estimated work of a call); the batch size is 0 if the
-        code's own size was kept.
-        """
+    def predicted(self) -> Prediction:
+        """Predict from two small batch sizes where the time is in the time window."""
         order = self.order
-        low, high = order.window_s
         if not (order.solve and BATCH_LINE.search(self.code)):
-            with self.gpu.memory(None):
-                with self.gpu.shared():
-                    cost = self.cost(None)
-                seconds = self.timed(None)
-            if not low <= seconds <= high:
-                raise Rejected(Reason.TIME, f"{seconds * 1e3:.3g} ms; no constant BATCH")
-            return 0, seconds, cost
+            return Prediction()
         near, far = (self.cost(batch) for batch in PROBES)
         first = predicted_batch(near, far, self.device, order.dtype, order.target_s, order.memory)
         grown = (far.held - near.held) / (PROBES[1] - PROBES[0])
         largest = min(int(order.memory / grown) if grown > 0 else LARGEST_BATCH, LARGEST_BATCH)
         if near.held > order.memory or largest < 1:
             raise Rejected(Reason.MEMORY, f"{near.held >> 20} MiB at a batch of {PROBES[0]}")
-        first = min(first, largest)
-        if order.lock:
-            with self.gpu.memory(self._needed(extrapolated(near, far, first).timed())):
-                first = climbed(first, high, self.called)
+        return Prediction(min(first, largest), largest, near, far)
+
+    def sizes(self, predicted: Prediction) -> tuple[int, float]:
+        """Find a batch size whose eager time is in the time window.
+
+        Returns (batch size, eager seconds); the batch size is 0 if the code's own size was kept.
+        """
+        low, high = self.order.window_s
+        if not predicted.first:
+            seconds = self.timed(None)
+            if not low <= seconds <= high:
+                raise Rejected(Reason.TIME, f"{seconds * 1e3:.3g} ms; no constant BATCH")
+            return 0, seconds
+        first = predicted.first
+        if self.order.lock:
+            first = climbed(first, high, self.called)
 
         def timed(batch: int) -> float:
-            with self.gpu.memory(self._needed(extrapolated(near, far, batch).timed())):
-                return self.timed(batch)
+            if not self.order.alone:
+                self.gpu.resize(predicted.at(batch).checked(self.order.dtype))
+            return self.timed(batch)
 
-        batch, seconds = solve(first, order.window_s, timed, largest)
-        return batch, seconds, extrapolated(near, far, batch)
-
-    def _needed(self, size: int) -> int | None:
-        """Return the bytes of memory to reserve for work that needs `size` bytes; None for all."""
-        return None if self.order.alone else size
+        return solve(first, self.order.window_s, timed, predicted.largest)
 
     def _at(self, batch: int | None) -> tuple[Any, list[Any]]:
         """Return (model, inputs) at a batch size, and set `code` and `reference` to this size.
