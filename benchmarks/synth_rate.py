@@ -1,6 +1,6 @@
 """Measure how many tasks a minute `cuagent synth` accepts on this machine, and where the time goes.
 
-    python benchmarks/synth_rate.py --device cuda --seconds 200 --out DIR [--jobs N]
+    python benchmarks/synth_rate.py --device cuda --seconds 200 --out DIR [--jobs N] [--reuse N]
 
 Makes tasks until the time is up. Prints the accepted tasks a minute (from the first candidate on,
 without the start), the reasons of rejections, the mean seconds of each stage of a candidate, the
@@ -121,6 +121,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=0)
+    parser.add_argument("--reuse", type=int, default=0, help="candidates of one process")
     parser.add_argument("--kernelbench", default="")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
@@ -135,7 +136,15 @@ def main() -> None:
     signal.setitimer(signal.ITIMER_REAL, given.seconds)
     try:
         synthesize(
-            settings, given.out, False, jobs, observed, places, None, observed.unfinished.append
+            settings,
+            given.out,
+            False,
+            jobs,
+            observed,
+            places,
+            None,
+            observed.unfinished.append,
+            given.reuse,
         )
     except (_TimeUp, KeyboardInterrupt):
         now = time.monotonic()

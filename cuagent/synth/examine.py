@@ -1,12 +1,11 @@
-"""Examine one candidate task in a forked process: the filter's checks that run code.
+"""Examine one candidate task: the filter's checks that run code.
 
 Cheap checks run first, torch.compile last. Degenerate answers are found by the checks of `cuagent
-bench` (certificates) and `cuagent check` (fitness). A crash ends only this process.
+bench` (certificates) and `cuagent check` (fitness).
 """
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,23 +15,22 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.bench.certificates import DEGENERATE, Kind
 from cuagent.pieces import pieces
-from cuagent.synth.order import AGAIN, Order
+from cuagent.synth.order import Order
 from cuagent.synth.progress import Progress
 from cuagent.synth.reasons import Reason, Rejected
 from cuagent.synth.shared_gpu import SharedGpu
 from cuagent.synth.sizes import (
     PROBES,
     Cost,
+    Prediction,
     climbed,
     count_cost,
-    extrapolated,
     fastest,
     predicted_batch,
     solve,
 )
 from cuagent.synth.source import BATCH_LINE, has_loop, with_batch
 from cuagent.task import TaskError, check_runs, flatten, load_task, open_reference
-from cuagent.worker.channel import send_message
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,55 +47,6 @@ LARGEST_BATCH = 1 << 22
 SLOW = 4.0
 """Ratio of a call's time to the end of the time window from which no more calls are timed."""
 ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AssertionError)
-
-
-def serve(channel: socket.socket, folder: Path) -> None:
-    """Examine the candidate of the order in `folder`; send the measured facts or the reason of its
-    rejection on `channel`."""
-    import torch
-    import torch._inductor.config
-
-    order = Order.read(folder)
-    torch.set_num_threads(1)
-    if order.compile:
-        # The number of its processes, one for each core, was read when the fork server imported it.
-        torch._inductor.config.compile_threads = 1
-    stages: dict[str, float] = {}
-    progress = Progress(folder)
-    try:
-        answer = Examined(order, folder, stages, progress).facts()
-    except Rejected as rejected:
-        answer = {"reason": rejected.reason.value, "detail": rejected.detail}
-    except torch.OutOfMemoryError as error:
-        detail = " ".join(str(error).split())[:200]
-        answer = {"reason": Reason.MEMORY.value, "detail": detail}
-    except Exception as error:  # noqa: BLE001 - the process boundary: a foreign module failed
-        detail = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        answer = {"reason": Reason.FAILS.value, "detail": detail}
-    if _ran_out_of_memory():
-        # The result may be wrong, because some checks regard an error as the candidate's.
-        answer[AGAIN] = not order.alone
-        if answer.get("reason") == Reason.FAILS.value:
-            answer["reason"] = Reason.MEMORY.value
-    seconds = {name: round(value, 3) for name, value in stages.items()}
-    answer |= {"cpu_s": _cpu_seconds(), "stages": seconds}
-    send_message(channel, answer | ({"gpu": progress.seen.to_json()} if order.lock else {}))
-
-
-def _ran_out_of_memory() -> bool:
-    """Return True if an allocation on the GPU has failed in this process."""
-    import torch
-
-    return torch.cuda.is_initialized() and torch.cuda.memory_stats().get("num_ooms", 0) > 0
-
-
-def _cpu_seconds() -> float:
-    """Return the processor time in seconds of this process and its ended child processes, such as
-    compilers."""
-    import resource
-
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return round(sum(u.ru_utime + u.ru_stime for u in used), 2)
 
 
 class Examined:
@@ -127,12 +76,17 @@ class Examined:
         with self.stage("labels"):
             self.labels()
         with self.stage("sizes"):
-            batch, eager_s, estimate = self.sizes()
-        with self.gpu.memory(self._needed(estimate.checked(self.order.dtype))):
+            predicted = self.predicted()
+        alone = self.order.alone or not predicted.first
+        need = predicted.at(predicted.first)
+        with self.gpu.memory(None if alone else need.checked(self.order.dtype)):
+            with self.stage("sizes"):
+                batch, eager_s = self.sizes(predicted)
             with self.gpu.shared():
                 found, exact = self.checked(batch)
             if self.order.compile:
-                self.gpu.keep(estimate.compiled(self.order.dtype))
+                if not alone:
+                    self.gpu.resize(predicted.at(batch).compiled(self.order.dtype))
                 with self.stage("compiled"):
                     found |= self.compiled(exact)
             del self.model, self.inputs, exact
@@ -186,7 +140,8 @@ class Examined:
             yield
         finally:
             waiting = self.gpu.waited_s - waited
-            self.stages[name] = time.perf_counter() - begun - waiting
+            seconds = time.perf_counter() - begun - waiting
+            self.stages[name] = self.stages.get(name, 0.0) + seconds
             self.stages["waiting"] = self.gpu.waited_s
 
     def run(self, model: Any, inputs: Sequence[Any]) -> list[Tensor]:
@@ -210,43 +165,40 @@ class Examined:
         if wrong := differences(self.order.labels, run, self.order.exact_labels, repeated):
             raise Rejected(Reason.LABEL, wrong)
 
-    def sizes(self) -> tuple[int, float, Cost]:
-        """Find a batch size whose eager time is in the time window.
-
-        Returns (batch size, eager seconds, estimated work of a call); the batch size is 0 if the
-        code's own size was kept.
-        """
+    def predicted(self) -> Prediction:
+        """Predict from two small batch sizes where the time is in the time window."""
         order = self.order
-        low, high = order.window_s
         if not (order.solve and BATCH_LINE.search(self.code)):
-            with self.gpu.memory(None):
-                with self.gpu.shared():
-                    cost = self.cost(None)
-                seconds = self.timed(None)
-            if not low <= seconds <= high:
-                raise Rejected(Reason.TIME, f"{seconds * 1e3:.3g} ms; no constant BATCH")
-            return 0, seconds, cost
+            return Prediction()
         near, far = (self.cost(batch) for batch in PROBES)
         first = predicted_batch(near, far, self.device, order.dtype, order.target_s, order.memory)
         grown = (far.held - near.held) / (PROBES[1] - PROBES[0])
         largest = min(int(order.memory / grown) if grown > 0 else LARGEST_BATCH, LARGEST_BATCH)
         if near.held > order.memory or largest < 1:
             raise Rejected(Reason.MEMORY, f"{near.held >> 20} MiB at a batch of {PROBES[0]}")
-        first = min(first, largest)
-        if order.lock:
-            with self.gpu.memory(self._needed(extrapolated(near, far, first).timed())):
-                first = climbed(first, high, self.called)
+        return Prediction(min(first, largest), largest, near, far)
+
+    def sizes(self, predicted: Prediction) -> tuple[int, float]:
+        """Find a batch size whose eager time is in the time window.
+
+        Returns (batch size, eager seconds); the batch size is 0 if the code's own size was kept.
+        """
+        low, high = self.order.window_s
+        if not predicted.first:
+            seconds = self.timed(None)
+            if not low <= seconds <= high:
+                raise Rejected(Reason.TIME, f"{seconds * 1e3:.3g} ms; no constant BATCH")
+            return 0, seconds
+        first = predicted.first
+        if self.order.lock:
+            first = climbed(first, high, self.called)
 
         def timed(batch: int) -> float:
-            with self.gpu.memory(self._needed(extrapolated(near, far, batch).timed())):
-                return self.timed(batch)
+            if not self.order.alone:
+                self.gpu.resize(predicted.at(batch).checked(self.order.dtype))
+            return self.timed(batch)
 
-        batch, seconds = solve(first, order.window_s, timed, largest)
-        return batch, seconds, extrapolated(near, far, batch)
-
-    def _needed(self, size: int) -> int | None:
-        """Return the bytes of memory to reserve for work that needs `size` bytes; None for all."""
-        return None if self.order.alone else size
+        return solve(first, self.order.window_s, timed, predicted.largest)
 
     def _at(self, batch: int | None) -> tuple[Any, list[Any]]:
         """Return (model, inputs) at a batch size, and set `code` and `reference` to this size.

@@ -10,6 +10,8 @@ ORDER = "order.json"
 AGAIN = "again"
 """Key of an answer which asks to examine the candidate again, because the device's memory was in
 use."""
+REUSABLE = "reusable"
+"""Key of an answer: True if the process can examine another candidate."""
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,20 @@
 """Publish what a candidate's process does with a shared GPU, so that its parent can end it.
 
-The process writes to a file that is mapped into its memory; the parent reads it at any time. So the
-state of a process that hangs, or that an interrupt ended, is known too.
+The process overwrites a small file; the parent reads it at any time. So the state of a process that
+hangs, or that an interrupt ended, is known too.
 """
 
 from __future__ import annotations
 
 import json
-import mmap
+import os
 import time
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 FILE = "progress"
-_SIZE = 4096
 
 
 class Doing(StrEnum):
@@ -94,12 +93,9 @@ class Progress:
     def __init__(self, folder: Path | None = None) -> None:
         """Create the file in `folder`."""
         self._state = Seen(since=time.monotonic())
-        self._map: mmap.mmap | None = None
+        self._file: BinaryIO | None = None
         if folder is not None:
-            path = folder / FILE
-            path.write_bytes(bytes(_SIZE))
-            with path.open("r+b") as file:
-                self._map = mmap.mmap(file.fileno(), _SIZE)
+            self._file = (folder / FILE).open("wb", buffering=0)
         self._write()
 
     @property
@@ -130,9 +126,9 @@ class Progress:
         self._write()
 
     def _write(self) -> None:
-        if self._map is not None:
-            data = json.dumps(vars(self._state)).encode()
-            self._map[: len(data) + 1] = data + b"\0"
+        if self._file is not None:
+            # One write, so that a reader does not see half of it; shorter texts leave an old end.
+            os.pwrite(self._file.fileno(), json.dumps(vars(self._state)).encode() + b"\0", 0)
 
 
 def read_progress(folder: Path) -> Seen | None:

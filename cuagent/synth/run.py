@@ -46,6 +46,8 @@ MEMORY = {"cpu": 256 << 20, "cuda": 5 << 30}
 
 An H200 moves about 4.5 GB in the millisecond at which the time window of a GPU begins.
 """
+REUSE = 1
+"""Largest number of candidates that one process examines."""
 MOST_PER_TASK = 20
 """Largest number of candidates examined for each wanted task. A run that reaches this limit ends
 with fewer tasks."""
@@ -93,6 +95,7 @@ def synthesize(
     gpus: Sequence[str | None] = (None,),
     compose: Compose | None = None,
     unfinished: Callable[[Record], None] = lambda record: None,
+    reuse: int = 0,
 ) -> list[Record]:
     """Make the task set and return the records of its accepted candidates. Raises SynthError,
     KeyboardInterrupt.
@@ -100,7 +103,7 @@ def synthesize(
     `jobs`: number of candidates examined at the same time. `compose`: function that returns the
     candidate of an index; None: `compose.candidate` with the grammar. `unfinished` is called at the
     end for each candidate whose examination was ended; its record has the stage and the use of the
-    GPU so far.
+    GPU so far. `reuse`: largest number of candidates that one process examines; 0: the default.
     """
     _begin(settings, out, resume)
     shards = Shards(out)
@@ -108,7 +111,7 @@ def synthesize(
     for record in shards.read():
         run.restore(record)
     with (
-        Workers(settings.device, settings.compile, gpus) as workers,
+        Workers(settings.device, settings.compile, gpus, reuse or REUSE) as workers,
         ThreadPoolExecutor(jobs) as threads,
     ):
         pending: dict[Future[Record], int] = {}

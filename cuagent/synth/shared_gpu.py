@@ -59,30 +59,44 @@ class SharedGpu:
         if self.path is None:
             yield
             return
+        self._reserve(self.path, size)
+        yield
+        self.free()
+        self._release()
+
+    def resize(self, size: int) -> None:
+        """Change the reserved memory to `size` bytes, inside `memory`.
+
+        To enlarge it, everything is released first. The caller must not use memory then.
+        """
+        if self.path is None or self._reserved is None:
+            return
+        self.free()
+        if size > _size(self._reserved):
+            self._release()
+            self._reserve(self.path, size)
+        else:
+            self._reserved = self._reserved.rename(_named(self._reserved, size))
+            self.progress.reserve(size)
+
+    def _reserve(self, path: Path, size: int | None) -> None:
         import torch
 
         usable = int(USABLE * torch.cuda.mem_get_info()[1])
         size = usable if size is None else min(size, usable)
         self._begin(Doing.AWAITS_MEMORY)
         with self.waited.of(Stage.WAITING):
-            self._file = self._await_memory(self.path, size, usable)
+            self._file = self._await_memory(path, size, usable)
         self._begin(Doing.WORKING)
         self.progress.reserve(size)
-        yield
-        self.free()
+
+    def _release(self) -> None:
         assert self._reserved is not None
+        assert self._file is not None
         self._reserved.unlink()
         self._reserved = None
         self._file.close()
         self.progress.reserve(0)
-
-    def keep(self, size: int) -> None:
-        """Reduce the reserved memory to `size` bytes, after the rest was freed."""
-        if self._reserved is not None:
-            self.free()
-            size = min(size, _size(self._reserved))
-            self._reserved = self._reserved.rename(_named(self._reserved, size))
-            self.progress.reserve(size)
 
     def _await_memory(self, path: Path, size: int, usable: int) -> TextIO:
         """Wait until `size` bytes can be reserved. Return the locked file that reserves them."""

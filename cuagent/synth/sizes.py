@@ -84,10 +84,6 @@ class Cost:
         the outputs to compare with in fp32."""
         return _with_margin(self.held + (1 if dtype == "float32" else 2) * self.outputs)
 
-    def timed(self) -> int:
-        """Return the estimated bytes of memory that timed calls need at most."""
-        return _with_margin(self.held + self.outputs)
-
     def seconds(self, device: str, dtype: str) -> float:
         """Return the predicted time of the call in seconds; `dtype`: dtype of the matrix
         products."""
@@ -97,15 +93,30 @@ class Cost:
         return work + self.calls * rates.call_s
 
 
+NOTHING = Cost(0, 0, 0, 0)
+
+
 def _with_margin(size: int) -> int:
     return int(MARGIN * size) + FIXED
 
 
-def extrapolated(low: Cost, high: Cost, batch: int) -> Cost:
-    """Return the cost at a batch size, linear in the costs at the two batch sizes of `PROBES`."""
-    share = (batch - PROBES[0]) / (PROBES[1] - PROBES[0])
-    values = ((getattr(low, f.name), getattr(high, f.name)) for f in fields(Cost))
-    return Cost(*(max(0, round(a + share * (b - a))) for a, b in values))
+@dataclass(frozen=True)
+class Prediction:
+    """Batch sizes that are predicted from the costs at two small ones."""
+
+    first: int = 0
+    """Batch size to try first; 0 if the code's own size is kept."""
+    largest: int = 0
+    """Largest batch size whose inputs and results fit into the memory limit."""
+    near: Cost = NOTHING
+    far: Cost = NOTHING
+    """Costs at the two batch sizes of `PROBES`."""
+
+    def at(self, batch: int) -> Cost:
+        """Return the cost at a batch size, linear in the two measured costs."""
+        share = (batch - PROBES[0]) / (PROBES[1] - PROBES[0])
+        values = ((getattr(self.near, f.name), getattr(self.far, f.name)) for f in fields(Cost))
+        return Cost(*(max(0, round(a + share * (b - a))) for a, b in values))
 
 
 def count_cost(run: Callable[[], Any], inputs: Any = ()) -> Cost:

@@ -9,42 +9,28 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import shutil
 import signal
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cuagent.synth.order import AGAIN, Order
-from cuagent.synth.progress import Seen, read_progress
-from cuagent.synth.reasons import Reason
+from cuagent.synth.order import AGAIN, REUSABLE, Order
+from cuagent.synth.process import INTERRUPTED, Process
 from cuagent.worker import ForkServer
-from cuagent.worker.channel import receive_message
-from cuagent.worker.fork_server import Child
 
 TIME_LIMIT_S = 300.0
 """Limit of the wall time in seconds for examining one candidate, without the time spent waiting for
 a shared GPU. It is long, so that a busy machine does not change the set."""
-INTERVAL_LIMIT_S = 20.0
-"""Limit in seconds of an interval in which a candidate keeps a shared GPU from the timings of
-others. It usually takes less than one second; the first use of a library takes several."""
-HELD_LIMIT_S = 60.0
-"""Limit in seconds of all such intervals of one candidate together."""
-POLL_S = 0.2
-"""Seconds between two looks at a candidate's state."""
-EXIT_S = 10.0
-"""Longest wait in seconds for a process to exit after it has sent its answer."""
 COMPILER = ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.codegen.cpp")
 """Modules of torch.compile that the fork server imports, for children on a CPU only. Their import
 looks for a GPU, and CUDA cannot be used in a process that is forked after that."""
 IMPORTED = (
     "torch.utils.flop_counter",
-    "cuagent.synth.examine",
+    "cuagent.synth.child",
     "cuagent.bench.examine",
     "cuagent.bench.families",
     "cuagent.bench.traced_operators",
@@ -60,18 +46,24 @@ DRIVERS = "triton_drivers"
 """Name of the folder with the parts of Triton's cache that all children share."""
 TRITON_DRIVER = "cuda_utils"
 """Prefix of the file name of the library through which Triton calls the CUDA driver."""
-INTERRUPTED = "interrupted"
-"""Key of the answer for a candidate that `Workers.stop` ended."""
 
 
 class Workers:
     """Pool of processes that examine candidate tasks. Several threads may call `examine` at the
     same time."""
 
-    def __init__(self, device: str, compile: bool, gpus: Sequence[str | None] = (None,)) -> None:
+    def __init__(
+        self,
+        device: str,
+        compile: bool,
+        gpus: Sequence[str | None] = (None,),
+        reuse: int = 1,
+    ) -> None:
         """Start the fork server. `compile`: True if candidates also run under torch.compile.
-        `gpus`: value of CUDA_VISIBLE_DEVICES for each GPU; None means all visible GPUs."""
+        `gpus`: value of CUDA_VISIBLE_DEVICES for each GPU; None means all visible GPUs. `reuse`:
+        largest number of candidates that one process examines."""
         self.device = device
+        self.reuse = reuse
         self.gpus = list(gpus)
         on_gpu = device == "cuda"
         warm = (WARM,) if compile and not on_gpu else ()
@@ -84,7 +76,9 @@ class Workers:
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._running: set[int] = set()
-        """Process ids of the candidates that are being examined."""
+        """Ids of the processes that have not been ended."""
+        self._idle: list[list[Process]] = [[] for _ in self.gpus]
+        """Processes by GPU that wait for another candidate."""
         self._started = False
         """True once the fork server has forked a child; until then it imports torch."""
 
@@ -103,15 +97,14 @@ class Workers:
         if self.device == "cuda":
             place = slot % len(self.gpus)
             order = replace(order, lock=str(self.fork_server.folder / f"gpu{place}.lock"))
-        answer = self.run("cuagent.synth.examine", order.write, slot, limit_s)
+        answer = self._run(order, slot, limit_s)
         if answer.pop(AGAIN, False):
-            order = replace(order, alone=True)
-            answer = self.run("cuagent.synth.examine", order.write, slot, limit_s)
+            answer = self._run(replace(order, alone=True), slot, limit_s)
             answer.pop(AGAIN, None)
         return answer
 
     def stop(self) -> None:
-        """End all candidates' processes now. Calls of `run` return soon, with the key
+        """End all candidates' processes now. Calls of `examine` return soon, with the key
         `INTERRUPTED`."""
         self._stopped.set()
         with self._lock:
@@ -121,64 +114,54 @@ class Workers:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
 
-    def run(
-        self, program: str, write: Callable[[Path], None], slot: int, limit_s: float
-    ) -> dict[str, Any]:
-        """Run `program.serve` in a child process, in a folder that `write` fills. Return the
-        child's answer.
-
-        If the child dies, exceeds `limit_s` seconds or keeps a shared GPU too long, the answer has
-        `reason` and `detail`.
-        """
-        folder = Path(tempfile.mkdtemp(prefix="synth-", dir=self.fork_server.folder))
+    def _run(self, order: Order, slot: int, limit_s: float) -> dict[str, Any]:
+        """Examine a candidate in a process of the pool, or in a new one, and return its answer."""
+        if self._stopped.is_set():
+            return {INTERRUPTED: True}
+        place = slot % len(self.gpus)
+        with self._lock:
+            idle = self._idle[place]
+            process = idle.pop() if idle else None
+        if process is None:
+            process = self._start(place)
         try:
-            write(folder)
-            child = self.fork_server.fork(program, folder, self._environment(folder, slot))
-            try:
-                with self._lock:
-                    self._started = True
-                    self._running.add(child.pid)
-                answer = self._answer(child, folder, limit_s)
-                if child.pidfd is not None and not self._stopped.is_set():
-                    # A GPU process takes long to end, and the fork server waits for it.
-                    select.select([child.pidfd], [], [], EXIT_S)
-            finally:
-                with self._lock:
-                    self._running.discard(child.pid)
-                self.fork_server.end(child)
-            self._keep_driver(folder / TRITON)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            answer = process.ask(order, limit_s, self._stopped)
+            self._keep_driver(process.folder / TRITON)
+        except BaseException:
+            self._end(process)
+            raise
+        if answer.pop(REUSABLE, False) and process.used < self.reuse:
+            with self._lock:
+                self._idle[place].append(process)
+        else:
+            self._end(process)
         return answer
 
-    def _answer(self, child: Child, folder: Path, limit_s: float) -> dict[str, Any]:
-        """Wait for the child's answer, or for a reason to end it, and return the answer."""
-        begun = time.monotonic()
-        seen: Seen | None = None
-        while True:
-            ended, _, _ = select.select([child.channel], [], [], POLL_S)
-            if (published := read_progress(folder)) is not None:
-                seen = published.at(time.monotonic())
-            if self._stopped.is_set():
-                found: dict[str, Any] = {INTERRUPTED: True}
-                break
-            if ended:
-                if (received := receive_message(child.channel)) is not None:
-                    return received[0]
-                found = {"reason": Reason.CRASHED.value, "detail": "its process died"}
-                break
-            waited_s = 0.0 if seen is None else seen.waited_s
-            if time.monotonic() - begun - waited_s > limit_s:
-                found = {"reason": Reason.TIMED_OUT.value, "detail": f"over {limit_s:.0f} s"}
-                break
-            if seen is not None and (text := _kept_too_long(seen)):
-                found = {"reason": Reason.SLOW.value, "detail": text}
-                break
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(child.pid, signal.SIGKILL)
-        return found | ({} if seen is None else {"gpu": seen.to_json(), "stage": seen.stage})
+    def _start(self, place: int) -> Process:
+        folder = Path(tempfile.mkdtemp(prefix="synth-", dir=self.fork_server.folder))
+        try:
+            environment = self._environment(folder, place)
+            child = self.fork_server.fork("cuagent.synth.child", folder, environment)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        with self._lock:
+            self._started = True
+            self._running.add(child.pid)
+        return Process(child, folder)
 
-    def _environment(self, folder: Path, slot: int) -> dict[str, str]:
+    def _end(self, process: Process) -> None:
+        if not self._stopped.is_set():
+            # A GPU process takes long to end, and the fork server waits for it.
+            process.await_end()
+        with self._lock:
+            self._running.discard(process.child.pid)
+        try:
+            self.fork_server.end(process.child)
+        finally:
+            shutil.rmtree(process.folder, ignore_errors=True)
+
+    def _environment(self, folder: Path, place: int) -> dict[str, str]:
         cache = folder / "inductor"
         cache.mkdir()
         (cache / HEADERS).symlink_to(self._headers)
@@ -194,7 +177,7 @@ class Workers:
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
             "TRITON_CACHE_DIR": str(folder / TRITON),
         }
-        gpu = self.gpus[slot % len(self.gpus)]
+        gpu = self.gpus[place]
         return found | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
 
     def _keep_driver(self, cache: Path) -> None:
@@ -205,15 +188,6 @@ class Workers:
                 return
             for library in cache.glob(f"*/{TRITON_DRIVER}*.so"):
                 shutil.copytree(library.parent, self._drivers / library.parent.name)
-
-
-def _kept_too_long(seen: Seen) -> str:
-    """Return how a candidate has exceeded a limit on its use of the GPU; "" if it has not."""
-    if seen.longest_s > INTERVAL_LIMIT_S:
-        return f"{seen.longest_stage}: over {INTERVAL_LIMIT_S:.0f} s without a pause"
-    if seen.held_s > HELD_LIMIT_S:
-        return f"over {HELD_LIMIT_S:.0f} s with the GPU"
-    return ""
 
 
 def default_jobs(device: str, gpus: int) -> int:

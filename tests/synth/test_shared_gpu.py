@@ -41,7 +41,7 @@ def test_a_candidate_waits_for_the_memory_of_another(tmp_path: Path) -> None:
         thread = threading.Thread(target=enter)
         thread.start()
         assert not entered.wait(0.2)
-        first.keep(2 * GIB)
+        first.resize(2 * GIB)
         assert entered.wait(5)
     thread.join()
     assert second.waited_s > 0.1
@@ -57,6 +57,21 @@ def test_memory_of_a_process_that_died_is_free(tmp_path: Path) -> None:
         assert [path.name.partition(".")[0] for path in folder.iterdir()] == [str(17 * GIB)]
     assert list(folder.iterdir()) == []
     assert gpu.waited_s < 1
+
+
+def test_larger_memory_is_awaited_without_holding_any(tmp_path: Path) -> None:
+    first, second = (SharedGpu(str(tmp_path / "gpu.lock")) for _ in range(2))
+
+    def enlarge(gpu: SharedGpu) -> None:
+        with gpu.memory(8 * GIB):
+            gpu.resize(12 * GIB)
+
+    threads = [threading.Thread(target=enlarge, args=(gpu,)) for gpu in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_need_beyond_the_memory_gets_all_of_it(tmp_path: Path) -> None:
@@ -125,7 +140,7 @@ def test_candidate_that_keeps_the_device_is_ended_and_the_others_go_on(
     tmp_path: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One call takes minutes at a size that no measurement of smaller ones predicts."""
-    monkeypatch.setattr("cuagent.synth.workers.INTERVAL_LIMIT_S", 3.0)
+    monkeypatch.setattr("cuagent.synth.process.INTERVAL_LIMIT_S", 3.0)
     hangs = "if x.shape[0] > 100: time.sleep(300)\n        return torch.exp(x)"
     forwards = {hangs: "torch.exp", "return F.gelu(x)": "nn.functional.gelu"}
     forwards |= {"return torch.sinh(x)": "torch.sinh"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cuagent.synth.sizes import CLIMB, PROBES, Cost, climbed, extrapolated, predicted_batch
+from cuagent.synth.sizes import CLIMB, PROBES, Cost, Prediction, climbed, predicted_batch
 
 RATE = 1e-5
 
@@ -35,7 +35,7 @@ def test_inputs_count_for_the_memory_of_a_call(inputs: int) -> None:
 
 def test_cost_at_a_batch_size_is_linear_in_the_probes() -> None:
     low, high = (Cost(100 * n, 10 * n + 3, 7, 5, 2 * n, n) for n in PROBES)
-    assert extrapolated(low, high, 1000) == Cost(100_000, 10_003, 7, 5, 2000, 1000)
+    assert Prediction(1, 1, low, high).at(1000) == Cost(100_000, 10_003, 7, 5, 2000, 1000)
 
 
 def test_checks_are_estimated_to_need_several_copies() -> None:

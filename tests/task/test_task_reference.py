@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from cuagent.task import (
+    Device,
     Reference,
     TaskError,
     check_runs,
@@ -311,3 +313,24 @@ def test_inputs_are_drawn_on_the_gpu_if_their_code_allows_it(tmp_path: Path, mad
     assert first.is_cuda
     assert first.equal(again)
     assert not first.equal(other)
+
+
+def test_inputs_without_room_on_the_gpu_are_drawn_on_the_cpu_only_if_allowed(
+    tmp_path: Path,
+) -> None:
+    text = f"""{MODEL}
+def get_inputs():
+    try:
+        there = torch.empty(0).is_cuda
+    except Exception:  # torch without CUDA cannot create a tensor there
+        there = True
+    if there:
+        raise torch.OutOfMemoryError("full")
+    return [torch.rand(2, 3)]
+"""
+    (tmp_path / "model.py").write_text(text)
+    reference = open_reference(load_task(tmp_path / "model.py", device="cpu"))
+    there = replace(reference, task=replace(reference.task, device=Device.CUDA))
+    assert there._draw_inputs(0)[0].shape == (2, 3)
+    with pytest.raises(TaskError, match="full"):
+        replace(there, draws_on_cpu=False)._draw_inputs(0)
