@@ -81,10 +81,11 @@ def optimize(
     _refuse_script_options(task, module, script_args, time_script=time_script)
     if task is None and resumed is None:
         raise Refused("Missing argument 'TASK'; see cuagent optimize --help")
+    timeout: str | float | None = model_timeout
     if resumed is not None:  # options that the run began with
         approval = approval or resumed.approval
         max_cost = resumed.max_cost if max_cost is None else max_cost
-    timeout = model_timeout or (resumed.model_timeout if resumed is not None else None)
+        timeout = timeout or resumed.model_timeout
     flags = {"model": model, "device": device, "precision": precision, "approval": approval}
     limits = {"max_steps": max_steps, "max_cost": max_cost, "max_time": max_time}
     limits |= {"max_device_time": max_device_time, "model_timeout": timeout}

@@ -110,6 +110,19 @@ def test_calls_after_submit_are_answered_without_execution(run: Run) -> None:
     assert not (run.work / "after").exists()
 
 
+def test_submit_names_a_kernel_that_was_never_verified(run: Run) -> None:
+    wrote = {"path": "model_new.py", "text": "class ModelNew: ...\n"}
+    write: dict[str, Any] = {"name": "write", "arguments": wrote}
+    submit: dict[str, Any] = {"name": "submit"}
+    model = ScriptedModel([{"calls": [write, submit]}, {"calls": [submit]}])
+    assert run_agent(run, model) is Stop.NO_GAIN
+    assert len(model.asked) == 2, "the first submit did not end the run"
+    first, last = (m for m in run.messages if m.role == "tool" and "kernel" in m.content)
+    assert first.is_error
+    assert "never verified" in first.content
+    assert last.content == "The run ends without a kernel: no attempt was accepted."
+
+
 def test_repeated_and_empty_call_ids_become_unique(run: Run) -> None:
     same = [bash("echo 1", id="x"), bash("echo 2", id="x"), bash("echo 3", id="")]
     run_agent(

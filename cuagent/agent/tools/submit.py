@@ -11,8 +11,14 @@ from cuagent.agent.stop import Stop
 from cuagent.agent.tools.candidate import figures, judged
 from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schema
 from cuagent.agent.wording import NAMES, judgement_lines
+from cuagent.attempt import AttemptError, freeze
 from cuagent.events import Phase
 from cuagent.timing import Effort
+
+UNVERIFIED = (
+    "the files in the work folder were never verified, so the run would end without a kernel: call "
+    "verify first, or submit once more to end it so"
+)
 
 
 def submit(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
@@ -20,6 +26,7 @@ def submit(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
     chosen = _chosen(run, arguments.get("attempt"))
     message = arguments.get("message", "")
     if chosen is None:
+        _refuse_unverified(run)
         run.stop = Stop.NO_GAIN
         text = "The run ends without a kernel: no attempt was accepted."
         return ToolResult(text, {"ended": True, "attempt": None, "message": message})
@@ -49,6 +56,19 @@ def submit(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
         lines.append(f"Attempt {result.n} was better and remains the result.")
     lines.append(f"The run ends: {run.stop}.")
     return ToolResult("\n".join(lines), data)
+
+
+def _refuse_unverified(run: Run) -> None:
+    """Raise ToolError, once in a conversation, if the work folder has an attempt that was not
+    judged."""
+    if any(message.role == "tool" and UNVERIFIED in message.content for message in run.messages):
+        return
+    try:
+        digest = freeze(run.work).digest
+    except AttemptError:
+        return  # there is none
+    if digest not in {tried.attempt.digest for tried in run.tried}:
+        raise ToolError(UNVERIFIED)
 
 
 def _chosen(run: Run, number: int | None) -> Tried | None:
