@@ -216,6 +216,7 @@ The kernel runs for the calls that {FOLDER}/{FACTS} lists. For every other call 
 module runs, with the same parameters, and a RuntimeWarning says why.
 """
 
+import re
 import sys
 from pathlib import Path
 
@@ -223,16 +224,23 @@ import torch
 
 HERE = Path(__file__).resolve().parent
 
-if tuple(map(int, torch.__version__.split(".")[:2])) < {OLDEST_TORCH}:
+numbers = re.match("([0-9]+)[.]([0-9]+)", torch.__version__)
+if numbers and tuple(map(int, numbers.groups())) < {OLDEST_TORCH}:
     raise ImportError(
         f"{{__name__}} needs torch {".".join(map(str, OLDEST_TORCH))} or newer; "
         f"found {{torch.__version__}}"
     )
-if __package__:
-    from .{FOLDER} import guard, replace
-else:  # imported by path, not as part of a package
-    sys.path += [path for path in (str(HERE),) if path not in sys.path]
-    from {FOLDER} import guard, replace
+try:
+    if __package__:
+        from .{FOLDER} import guard, replace
+    else:  # imported by path, not as part of a package
+        sys.path += [path for path in (str(HERE),) if path not in sys.path]
+        from {FOLDER} import guard, replace
+except (AttributeError, ImportError) as error:  # of what another version of torch lacks
+    raise ImportError(
+        f"{{__name__}} does not work with torch {{torch.__version__}} ({{error}}); export it again "
+        "with a newer cuagent, or do not import it"
+    ) from error
 
 if Path(guard.__file__).resolve().parent.parent != HERE:
     raise ImportError(

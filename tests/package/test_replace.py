@@ -354,6 +354,20 @@ def test_torch_that_is_too_old_is_named(parent: Path, monkeypatch: pytest.Monkey
             importlib.import_module("old_fast")
 
 
+@pytest.mark.parametrize("version", ["2.14.0a0+git1", "nightly"])
+def test_torch_that_lacks_an_internal_of_the_package_is_named(
+    parent: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    name = "newer_fast" + str(len(version))
+    written(parent / name)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__version__", version)
+        patch.delattr(torch._C._functorch, "peek_interpreter_stack")
+        with pytest.raises(ImportError, match=r"does not work with torch .* no attribute 'peek"):
+            importlib.import_module(name)
+    importlib.import_module(name)
+
+
 def test_without_a_verified_backward_training_is_the_users(package: Any, original: Any) -> None:
     model = package.optimize_(nn.Sequential(copy.deepcopy(original)))
     assert "no backward of the kernel was verified" in model[0].why_original(X)
