@@ -142,8 +142,9 @@ def take(batch: Batch, rows: Tensor, width: int | None = None, packs: bool = Fal
     """Return a batch of the given rows, cut to `width` tokens (None: the length of the longest
     row).
 
-    `packs`: also store the rows in packed form. `row_episode` and `rewards` still refer to all
-    episodes.
+    `packs`: also store the rows in packed form, unless they have one length: then there is no
+    padding to save, and attention over a batch is faster than over packed rows. `row_episode` and
+    `rewards` still refer to all episodes.
     """
     width = width or int(batch.real[rows].sum(1).max())
     ids, real = batch.ids[rows, :width], batch.real[rows, :width]
@@ -157,7 +158,7 @@ def take(batch: Batch, rows: Tensor, width: int | None = None, packs: bool = Fal
         batch.logprobs[rows, :width],
         batch.row_episode[rows],
         batch.rewards,
-        pack(ids, real, drawn) if packs else None,
+        pack(ids, real, drawn) if packs and not bool(real.all()) else None,
     )
 
 

@@ -113,8 +113,9 @@ class TokenLogprobs(torch.autograd.Function):
     """Log-probabilities [n] in fp32 of the tokens `ids` [n] for hidden states [n, width], weights
     [V, width] and a bias [V] or None.
 
-    The backward pass computes the logits again. The gradient of the logits, g (1[id] - p), is
-    formed in fp32 in their own memory. The weights' gradients of all chunks are added in fp32.
+    The backward pass computes the logits again, except those of the last chunk. The gradient of the
+    logits, g (1[id] - p), is formed in fp32 in their own memory. The weights' gradients of all
+    chunks are added in fp32.
     """
 
     @staticmethod
@@ -123,29 +124,42 @@ class TokenLogprobs(torch.autograd.Function):
     ) -> Tensor:
         h, w = hidden.to(low), weight.to(low)
         found, totals = hidden.new_empty(2, len(ids), dtype=torch.float32)
+        ctx.last = None
         for span in spans(len(ids), len(weight)):
+            ctx.last = None  # free it before the next one is computed
             x = biased(product(h[span], w.T), bias)
             own = x.gather(1, ids[span, None])
             most = x.amax(1, keepdim=True)
-            total = most + x.sub_(most).exp_().sum(1, keepdim=True).log()
+            summed = x.sub_(most).exp_().sum(1, keepdim=True)
+            total = most + summed.log()
             totals[span] = total[:, 0]
             found[span] = (own - total)[:, 0]
+            ctx.last = span, x, summed
         ctx.save_for_backward(h, w, bias, ids, totals)
         ctx.types = hidden.dtype, weight.dtype
         return found
 
     @staticmethod
+    def probabilities(ctx: Any, span: slice) -> Tensor:
+        """Return the probabilities of all tokens of the vocabulary, [n, V], of one chunk."""
+        h, w, bias, _, totals = ctx.saved_tensors
+        if ctx.last is not None and ctx.last[0] == span:
+            _, x, summed = ctx.last
+            ctx.last = None  # the caller overwrites it
+            return x.div_(summed)
+        return biased(product(h[span], w.T), bias).sub_(totals[span, None]).exp_()
+
+    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        h, w, bias, ids, totals = ctx.saved_tensors
+        h, w, bias, ids, _ = ctx.saved_tensors
         of_hidden, of_weight = ctx.types
         wanted = ctx.needs_input_grad
         each = torch.empty_like(h, dtype=of_hidden) if wanted[0] else None
         summed = torch.zeros_like(w, dtype=torch.float32) if wanted[1] else None
         shift = torch.zeros_like(bias, dtype=torch.float32) if wanted[2] else None
-        for span in spans(len(ids), len(w)):
-            x = biased(product(h[span], w.T), bias)
+        for span in reversed(list(spans(len(ids), len(w)))):  # the stored one first, to free it
+            x = TokenLogprobs.probabilities(ctx, span)
             g, at = grad[span, None].float(), ids[span, None]
-            x.sub_(totals[span, None]).exp_()
             own = g * (1 - x.gather(1, at))
             x.mul_(-g).scatter_(1, at, own)
             if shift is not None:

@@ -135,12 +135,12 @@ def attend(
     if has_varlen(query) and not kwargs.get("dropout"):
         scale = kwargs.get("scaling")
         return varlen(query, key, value, packed_starts, max(packed_lengths), scale, window), None
-    out, at = [], 0
-    for length in packed_lengths:
-        q, k, v = (x[:, :, at : at + length] for x in (query, key, value))
+    # `split` has a backward pass of one copy; that of slices would fill the whole row for each row.
+    out = []
+    for q, k, v in zip(*(x.split(packed_lengths, 2) for x in (query, key, value)), strict=True):
+        length = q.shape[2]
         mask = band(length, window, query.device) if window and length > window else None
         out.append(sdpa_attention_forward(module, q, k, v, mask, **kwargs)[0])
-        at += length
     return torch.cat(out, 1), None
 
 
@@ -189,10 +189,16 @@ def varlen(
     if torch.is_autocast_enabled("cuda"):  # autocast does not know this operator
         low = torch.get_autocast_dtype("cuda")
         query, key, value = query.to(low), key.to(low), value.to(low)
+    grouped: dict[str, Any] = {}
     if key.shape[1] != heads:
-        key, value = (x.repeat_interleave(heads // x.shape[1], 1) for x in (key, value))
+        if "enable_gqa" in signature(varlen_attn).parameters:  # after torch 2.11
+            grouped = {"enable_gqa": True}
+        else:
+            key, value = (x.repeat_interleave(heads // x.shape[1], 1) for x in (key, value))
     q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
     back = (window - 1 if window else -1, 0)
-    found = varlen_attn(q, k, v, starts, starts, longest, longest, scale=scale, window_size=back)
+    found = varlen_attn(
+        q, k, v, starts, starts, longest, longest, scale=scale, window_size=back, **grouped
+    )
     assert isinstance(found, Tensor)
     return found[None]

@@ -45,6 +45,11 @@ def test_logprobs_and_gradients_equal_those_from_stored_logits(
     through = measured(
         lambda: token_logprobs(head.logits(linear, hidden), ids), linear, hidden, weights
     )
+    twice = head.token_logprobs_of(linear, hidden, ids)
+    (first,) = torch.autograd.grad((twice * weights).sum(), [hidden], retain_graph=True)
+    assert torch.equal(first, ours[1])
+    (second,) = torch.autograd.grad((twice * weights).sum(), [hidden])
+    torch.testing.assert_close(second, first, atol=2e-5, rtol=1e-5)
     for found in (ours, through):
         for a, b in zip(found, plain, strict=True):
             torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-5)
