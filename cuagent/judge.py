@@ -144,8 +144,8 @@ class LocalJudge:
 
     def open(self) -> None:
         """Open the baselines that take long to prepare, before the first attempt."""
-        with self._timer.opening():
-            self._timer.prewarm(None, self._ladder.baselines())()
+        with self._timer.opening() as give_way:
+            self._timer.prewarm(None, self._ladder.baselines(), give_way)()
 
     def prepare_ladder(self) -> None:
         """Compile and open the rungs that are measured first.
@@ -156,8 +156,8 @@ class LocalJudge:
             self.emit(Phase("compiling the rungs"))
             names = self._ladder.compile_first_rungs()
             self.emit(Phase("opening the rungs"))
-            with self._timer.opening():
-                self._timer.prewarm(None, names)()
+            with self._timer.opening() as give_way:
+                self._timer.prewarm(None, names, give_way)()
 
     # -- judgements
 

@@ -94,6 +94,8 @@ class DrivenProcess:
         self._outside_group: set[int] = set()
         self._switching = threading.Lock()
         self._in_command = self._paused = False
+        self._warms_up = True
+        """True until the first command: the new process starts CUDA, and is not suspended yet."""
         self.closed = False
         self._child = fork_server.fork("cuagent.worker.program", folder, environment, policy, tier)
         self._captured = CapturedOutput(self._child.output)
@@ -104,13 +106,14 @@ class DrivenProcess:
         return self._child.pid
 
     def pause(self) -> None:
-        """Stop the process and its descendants now, although another thread waits for its command.
+        """Stop the process and its descendants now, although another thread waits for its command,
+        or it has had none yet.
 
-        Use it only for trusted processes.
+        Use it only for trusted processes, and for others before their first command.
         """
         with self._switching:
             self._paused = True
-            if self._in_command and not self.closed:
+            if (self._in_command or self._warms_up) and not self.closed:
                 with contextlib.suppress(suspend.SuspendError, ForkServerError):
                     self._suspend()
 
@@ -118,7 +121,7 @@ class DrivenProcess:
         """Continue the processes that `pause` stopped, unless their command has ended."""
         with self._switching:
             self._paused = False
-            if self._in_command and not self.closed:
+            if (self._in_command or self._warms_up) and not self.closed:
                 self._resume()
 
     def output(self) -> str:
@@ -161,7 +164,7 @@ class DrivenProcess:
             self._device.begin()
         start = time.perf_counter()
         with self._switching:
-            self._in_command = True
+            self._in_command, self._warms_up = True, False
             if not self._paused:
                 self._resume()
         try:

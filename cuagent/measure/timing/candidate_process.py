@@ -69,6 +69,11 @@ class CandidateProcess:
             waiting = self.referee.processes.waiting(attempt, cores=self._baselines.cores)
             self._prewarmed = attempt, waiting
 
+    @property
+    def waiting(self) -> tuple[Session, ...]:
+        """The process that was forked for an attempt and runs no code of it yet; () without one."""
+        return () if self._prewarmed is None else (self._prewarmed[1],)
+
     def open(self, attempt: Attempt, build: Build) -> Session:
         """Return the candidate's session: the prewarmed process if it is for this attempt, else a
         new one."""

@@ -75,7 +75,7 @@ class RoundRunner:
                 give_way()
                 if subject is not None:
                     self.candidate.begin(subject[0])
-                timed_arms = self.baselines.timed_arms(batch)
+                timed_arms = self.baselines.timed_arms(batch, give_way, self.candidate.waiting)
                 if subject is not None:
                     self.emit(Phase("timing: opening the attempt", passing=True))
                     session = self.candidate.open(*subject)
