@@ -20,7 +20,7 @@ from cuagent.arms import CANDIDATE
 from cuagent.attempt import Attempt
 from cuagent.build import Build
 from cuagent.build import build as build_sources
-from cuagent.device_lock import DeviceLock, GiveWay
+from cuagent.device_lock import ALONE, DeviceLock, Sharing
 from cuagent.durations import Stage
 from cuagent.events import Emit, Phase, ignore
 from cuagent.judgement import Judgement
@@ -251,8 +251,9 @@ class LocalJudge:
         build = self._built(attempt)
         if not build.ok:
             return build, None
-        with self.durations.of(Stage.BUILDING):
-            self.referee.compile_ahead(attempt, build)
+        if compiles_when_called(attempt):
+            with self.durations.of(Stage.BUILDING), self.device_lock.shared() as sharing:
+                self.referee.compile_ahead(attempt, build, sharing)
         return build, self._timing(attempt, build, effort)
 
     def _too_slow(self, attempt: Attempt, timing: Timing | None, than: Timing) -> Verdict | None:
@@ -281,7 +282,7 @@ class LocalJudge:
         attempt: Attempt,
         effort: Effort | None,
         build: Build | None,
-        give_way: GiveWay = lambda: None,
+        give_way: Sharing = ALONE,
     ) -> tuple[Build, Verdict]:
         """Verify an attempt by the draws; return (build, verdict).
 
@@ -298,7 +299,7 @@ class LocalJudge:
                 return build, self.referee.refuse(attempt, build)
             if effort is not None:
                 with self.durations.of(Stage.BUILDING):
-                    self.referee.compile_ahead(attempt, build)
+                    self.referee.compile_ahead(attempt, build, give_way)
             self.emit(Phase("verifying on secret inputs", passing=True))
             verdict = self.referee.verify(attempt, build, give_way=give_way)
         return build, verdict

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from cuagent.arms import CANDIDATE
 from cuagent.attempt import Attempt
 from cuagent.build import Build
+from cuagent.device_lock import ALONE, Sharing
 from cuagent.sandbox import Policy, Tier, harden, probe_forked, stamp
 from cuagent.task import Device, Precision, Task, TaskError
 from cuagent.task.settings import baseline_settings
@@ -47,6 +48,7 @@ from cuagent.verify.tally import Tally, call_count
 from cuagent.verify.timed_batches import FEW_PAIRS, TimedBatches
 from cuagent.verify.versions import versions
 from cuagent.worker import ForkServer, ForkServerError
+from cuagent.worker.giving_way import run_giving_way
 from cuagent.worker.memory.heap import give_back, give_back_surplus
 from cuagent.worker.open_timeout import FIRST_CALL_S
 
@@ -157,11 +159,12 @@ class Referee:
 
     # -- verdicts
 
-    def compile_ahead(self, attempt: Attempt, build: Build) -> None:
+    def compile_ahead(self, attempt: Attempt, build: Build, sharing: Sharing = ALONE) -> None:
         """Make the first call of an attempt and store the compiled files for its later processes.
 
-        It is called before a verdict that a timing follows. Any failure shows in that verdict. Does
-        nothing if the attempt seems to compile nothing, for a large task, and the second time.
+        The device is held by `sharing`; while a timing waits for it, the attempt's process is
+        stopped. Called before a verdict that a timing follows. Any failure shows in that verdict.
+        Does nothing if the attempt seems to compile nothing, for a large task, and the second time.
         """
         compiled = self.processes.compiled
         if self.large or attempt in compiled or not compiles_when_called(attempt):
@@ -170,18 +173,22 @@ class Referee:
         if build.ok:
             with suppress(*FORESEEN):
                 self.processes.mend()
-                self._compile_in(attempt, build, self.batches.create(1))
+                self._compile_in(attempt, build, self.batches.create(1), sharing)
 
-    def _compile_in(self, attempt: Attempt, build: Build, batch: Batch) -> None:
+    def _compile_in(self, attempt: Attempt, build: Build, batch: Batch, sharing: Sharing) -> None:
         """Make one call of an attempt on inputs of `batch`, and store its compiled files."""
         seed, weights = Seeds().draw(), self.context.weights
         try:
             self.oracle.load_weights(Weights.OWN, seed, weights)
             with self.processes.waiting(attempt, seed) as session:
-                session.import_model([library.path for library in build.libraries])
-                session.load(weights)
                 outputs = batch.outputs_of(CANDIDATE)
-                session.block(batch.lent, outputs, [(0, 0)], deadline_s=FIRST_CALL_S)
+
+                def compile_all() -> None:
+                    session.import_model([library.path for library in build.libraries])
+                    session.load(weights)
+                    session.block(batch.lent, outputs, [(0, 0)], deadline_s=FIRST_CALL_S)
+
+                run_giving_way(compile_all, session, sharing)
                 self.processes.compiled.keep(attempt, session.folder)
         finally:
             self.batches.discard(batch)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from cuagent.measure.timing.timer import Timer
 from cuagent.task import Device, load_task
 from cuagent.verify import Referee
 from cuagent.worker import ForkServer
+from cuagent.worker.giving_way import run_giving_way
 
 OTHER = f"{EAGER}+tf32"
 STEPS, STEP_S = 150, 0.01
@@ -57,36 +59,64 @@ def referee(tmp_path: Path, fork_server: ForkServer) -> Iterator[Referee]:
         yield opened
 
 
+def steps(folder: Path) -> list[float]:
+    """Return the times at which models were being constructed."""
+    files = folder.glob("steps-*")
+    return [float(line) for file in files for line in file.read_text().split()]
+
+
+class Other(threading.Thread):
+    """Another timing, which asks for the device once `processes` construct their models."""
+
+    def __init__(self, lock: DeviceLock, folder: Path, processes: int, seconds: float) -> None:
+        super().__init__()
+        self.lock, self.folder, self.processes, self.seconds = lock, folder, processes, seconds
+        self.begun = self.ended = 0.0
+        self.start()
+
+    def run(self) -> None:
+        deadline = time.monotonic() + 60
+        while len(list(self.folder.glob("steps-*"))) < self.processes:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        with self.lock.exclusive():
+            self.begun = time.monotonic()
+            time.sleep(self.seconds)
+            self.ended = time.monotonic()
+
+    def check(self) -> None:
+        """Assert that it was alone, and did not wait until the models were constructed."""
+        self.join(60)
+        found = steps(self.folder)
+        assert not [step for step in found if self.begun <= step <= self.ended], "not alone"
+        assert [step for step in found if step > self.ended], "it waited until all was done"
+
+
 def test_processes_that_open_stop_while_another_timing_has_the_device(
     referee: Referee, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(baselines, "TOGETHER", (Device.CPU,))
     ours, theirs = DeviceLock(tmp_path / "gpu-0"), DeviceLock(tmp_path / "gpu-0")
-    held: list[tuple[float, float]] = []
-
-    def steps() -> list[float]:
-        files = tmp_path.glob("steps-*")
-        return [float(line) for file in files for line in file.read_text().split()]
-
-    def time_elsewhere() -> None:
-        deadline = time.monotonic() + 60
-        while len(list(tmp_path.glob("steps-*"))) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        with theirs.exclusive():
-            begun = time.monotonic()
-            time.sleep(1.0)
-            held.append((begun, time.monotonic()))
-
     with Timer(referee, (EAGER, OTHER), device_lock=ours) as timer:
         assert timer.batch is not None  # before the models are slow
         (tmp_path / "slow").touch()
-        other = threading.Thread(target=time_elsewhere)
-        other.start()
+        other = Other(theirs, tmp_path, 2, 1.0)
         with timer.untimed((EAGER, OTHER)) as opened:
-            other.join(60)
+            other.check()
             assert {EAGER, OTHER} <= opened.keys()
-    ((begun, ended),) = held
-    assert not [step for step in steps() if begun <= step <= ended], "it computed beside a timing"
-    assert [step for step in steps() if step > ended], "the other timing waited for the opening"
-    kept = ours.uses.to_json()["opening_arms"]
-    assert kept["kept_longest_s"] < 1.0
+    assert ours.uses.to_json()["opening_arms"]["kept_longest_s"] < 1.0
+
+
+def test_command_stops_while_another_timing_has_the_device_and_keeps_its_time_limit(
+    referee: Referee, tmp_path: Path
+) -> None:
+    ours, theirs = DeviceLock(tmp_path / "gpu-0"), DeviceLock(tmp_path / "gpu-0")
+    referee.processes.load_timed_weights()
+    (tmp_path / "slow").touch()
+    with ours.shared() as sharing, referee.processes.begin_reference(EAGER) as session:
+        other = Other(theirs, tmp_path, 1, 6.0)
+        begun, limit_s = time.monotonic(), 6.0
+        finish = partial(referee.processes.finish_reference, session, limit_s)
+        run_giving_way(finish, session, sharing)
+        assert time.monotonic() - begun > limit_s
+        other.check()
