@@ -214,7 +214,7 @@ class LocalJudge:
         if build is None and not begins_early:
             build = self._built(attempt)
         with self.durations.of(Stage.VERIFYING), paused:
-            with self.device_lock.shared() as give_way:
+            with self.device_lock.shared() as give_way, self.referee.giving_way(give_way):
                 build, verdict = self._verified(attempt, effort, build, give_way)
             verdict = self._checked(attempt, effort, build, verdict)
             if verdict.reason is Reason.INFRASTRUCTURE:
@@ -252,7 +252,11 @@ class LocalJudge:
         if not build.ok:
             return build, None
         if compiles_when_called(attempt):
-            with self.durations.of(Stage.BUILDING), self.device_lock.shared() as sharing:
+            with (
+                self.durations.of(Stage.BUILDING),
+                self.device_lock.shared() as sharing,
+                self.referee.giving_way(sharing),
+            ):
                 self.referee.compile_ahead(attempt, build, sharing)
         return build, self._timing(attempt, build, effort)
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -49,6 +49,7 @@ from cuagent.verify.timed_batches import FEW_PAIRS, TimedBatches
 from cuagent.verify.versions import versions
 from cuagent.worker import ForkServer, ForkServerError
 from cuagent.worker.giving_way import run_giving_way
+from cuagent.worker.memory.arena import synchronize
 from cuagent.worker.memory.heap import give_back, give_back_surplus
 from cuagent.worker.open_timeout import FIRST_CALL_S
 
@@ -312,6 +313,22 @@ class Referee:
         """Let the oracle examine the reference (`cuagent.verify.fitness`); return the findings."""
         self.processes.mend()
         return self.oracle.examine(give_way)
+
+    @contextmanager
+    def giving_way(self, give_way: Callable[[], None]) -> Iterator[None]:
+        """Context in which the device is given away in the oracle's breaks, if a timing waits.
+
+        Within it a request to the oracle is made only while no other process of the referee
+        computes.
+        """
+        device = self.task.device.value
+
+        def in_break() -> None:
+            synchronize(device)
+            give_way()
+
+        with self.oracle.giving_way(in_break):
+            yield
 
     def ask(
         self, weights: Weights, seed: int, kind: Inputs, draw: int

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,8 @@ from cuagent.measure.timing import baselines
 from cuagent.measure.timing.timer import Timer
 from cuagent.task import Device, load_task
 from cuagent.verify import Referee
+from cuagent.verify.inputs.kinds import Inputs
+from cuagent.verify.inputs.weights import Weights
 from cuagent.worker import ForkServer
 from cuagent.worker.giving_way import run_giving_way
 
@@ -55,7 +58,8 @@ pytestmark = pytest.mark.slow
 def referee(tmp_path: Path, fork_server: ForkServer) -> Iterator[Referee]:
     path = tmp_path / "task.py"
     path.write_text(TASK)
-    with Referee(load_task(path, device="cpu"), fork_server=fork_server) as opened:
+    task = load_task(path, device="cpu")
+    with Referee(task, fork_server=fork_server, lock=tmp_path / "gpu-0") as opened:
         yield opened
 
 
@@ -120,3 +124,55 @@ def test_command_stops_while_another_timing_has_the_device_and_keeps_its_time_li
         run_giving_way(finish, session, sharing)
         assert time.monotonic() - begun > limit_s
         other.check()
+
+
+def test_oracle_constructs_models_on_the_cpu_while_another_timing_has_the_device(
+    referee: Referee, tmp_path: Path
+) -> None:
+    ours, theirs = DeviceLock(tmp_path / "gpu-0"), DeviceLock(tmp_path / "gpu-0")
+    (tmp_path / "slow").touch()
+    with ours.shared() as sharing, referee.giving_way(sharing):
+        other = Other(theirs, tmp_path, 1, 0.5)
+        referee.oracle.load_weights(Weights.OWN, 5, referee.context.weights)
+    other.join(60)
+    found = steps(tmp_path)
+    assert len(found) == STEPS
+    assert [step for step in found if other.begun <= step <= other.ended], "it stopped"
+    assert ours.uses.to_json()["other"]["kept_longest_s"] < 1.0
+
+
+def test_requests_keep_their_order_when_timings_come_between_them(
+    referee: Referee, tmp_path: Path
+) -> None:
+    """A break must not take a request that was sent ahead for the reply to it."""
+    ours, theirs = DeviceLock(tmp_path / "gpu-0"), DeviceLock(tmp_path / "gpu-0")
+    oracle, arena, seeds = referee.oracle, referee.context.inputs, range(40)
+    oracle.lend(arena)
+    done = threading.Event()
+
+    def drawn(number: int) -> Any:
+        oracle.wait(number)
+        return arena.tensors(0)[0].clone()
+
+    def time_elsewhere() -> None:
+        while not done.is_set():
+            with theirs.exclusive():
+                time.sleep(0.01)
+
+    one_by_one = [drawn(oracle.post_draw(Inputs.OWN, seed, arena, 0)) for seed in seeds]
+    other = threading.Thread(target=time_elsewhere)
+    with ours.shared() as sharing, referee.giving_way(sharing):
+        other.start()
+        sent = [oracle.post_draw(Inputs.OWN, seed, arena, 0) for seed in seeds]
+        for number in sent:
+            oracle.wait(number)
+        assert arena.tensors(0)[0].equal(one_by_one[-1])
+        again = [drawn(oracle.post_draw(Inputs.OWN, seed, arena, 0)) for seed in seeds]
+        for seed in seeds:
+            oracle.post_draw(Inputs.OWN, seed, arena, 0)
+        assert oracle.drop(), "nothing was cancelled"
+        assert drawn(oracle.post_draw(Inputs.OWN, 3, arena, 0)).equal(one_by_one[3])
+    done.set()
+    other.join(10)
+    assert all(a.equal(b) for a, b in zip(one_by_one, again, strict=True))
+    assert theirs.uses.to_json()["other"]["exclusive"] > 3

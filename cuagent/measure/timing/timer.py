@@ -224,7 +224,11 @@ class Timer:
         """
         shared = self.device_lock.shared()
         with self.device_lock.durations.of(Stage.OPENING_ARMS), shared as give_way:
-            yield give_way
+            if self.shared_device:
+                with self.referee.giving_way(give_way):
+                    yield give_way
+            else:
+                yield give_way
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
