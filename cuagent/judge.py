@@ -106,7 +106,11 @@ class LocalJudge:
 
     def admission(self) -> Admission:
         """Examine if the task can be certified; must be called before any other work."""
-        with self.durations.of(Stage.OPENING), self.device_lock.shared() as give_way:
+        with (
+            self.durations.of(Stage.OPENING),
+            self.device_lock.shared() as give_way,
+            self.referee.giving_way(give_way),
+        ):
             return admit(self.referee, give_way)
 
     # -- the ladder that attempts are compared with

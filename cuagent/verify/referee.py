@@ -47,8 +47,8 @@ from cuagent.verify.run import VerificationRun
 from cuagent.verify.tally import Tally, call_count
 from cuagent.verify.timed_batches import FEW_PAIRS, TimedBatches
 from cuagent.verify.versions import versions
-from cuagent.worker import ForkServer, ForkServerError
-from cuagent.worker.giving_way import run_giving_way
+from cuagent.worker import ForkServer, ForkServerError, Session
+from cuagent.worker.giving_way import give_way_beside, run_giving_way
 from cuagent.worker.memory.arena import synchronize
 from cuagent.worker.memory.heap import give_back, give_back_surplus
 from cuagent.worker.open_timeout import FIRST_CALL_S
@@ -101,6 +101,8 @@ class Referee:
         if self.tier is not Tier.NONE and os.geteuid() != 0 and task.device is Device.CPU:
             harden()  # a worker under the same user id must not read the seeds from /proc
         self._closed = False
+        self._begun: tuple[Session, ...] = ()
+        """The process of a verdict that has begun."""
         self.processes = Processes(
             task, self.tier, fork_server, budget, kernels_only, compiler, lock, give_way
         )
@@ -239,6 +241,7 @@ class Referee:
                 self.context, self.oracle, pending.seed, planned, eager=eager
             )
             pending.session = self.processes.waiting(attempt, pending.seed)
+            self._begun = (pending.session,)
         except FORESEEN as failure:
             pending.failure = failure
         return pending
@@ -271,6 +274,7 @@ class Referee:
             reason, detail, output = explain(failure)
         finally:
             pending.close()
+            self._begun = ()
             self.batches.forget_answer()
             self.make_room()
         tally.add_seconds("total", time.perf_counter() - since)
@@ -315,17 +319,17 @@ class Referee:
         return self.oracle.examine(give_way)
 
     @contextmanager
-    def giving_way(self, give_way: Callable[[], None]) -> Iterator[None]:
+    def giving_way(self, sharing: Sharing) -> Iterator[None]:
         """Context in which the device is given away in the oracle's breaks, if a timing waits.
 
-        Within it a request to the oracle is made only while no other process of the referee
-        computes.
+        The process of a verdict that has begun is stopped meanwhile: it may still start CUDA.
         """
         device = self.task.device.value
 
         def in_break() -> None:
-            synchronize(device)
-            give_way()
+            if sharing.awaited():
+                synchronize(device)
+                give_way_beside(self._begun, sharing)
 
         with self.oracle.giving_way(in_break):
             yield

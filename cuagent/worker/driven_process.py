@@ -106,6 +106,12 @@ class DrivenProcess:
         """Process id, which is also the id of its process group."""
         return self._child.pid
 
+    @property
+    def may_compute(self) -> bool:
+        """True if the process is not stopped: it executes a command, or has had none yet."""
+        with self._switching:
+            return (self._in_command or self._warms_up) and not (self._paused or self.closed)
+
     def pause(self) -> bool:
         """Stop the process and its descendants now, although another thread waits for its command,
         or it has had none yet; return False if they cannot be stopped.

@@ -1,12 +1,12 @@
-"""Run commands of a process, and stop it while another process needs the device alone."""
+"""Stop processes that work on the device while another process needs it alone."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 
-from cuagent.device_lock import Sharing
+from cuagent.device_lock import GiveWay, Sharing
 from cuagent.worker.driven_process import DrivenProcess
 
 POLL_S = 0.02
@@ -26,14 +26,21 @@ def run_giving_way(work: Callable[[], None], process: DrivenProcess, sharing: Sh
         done = thread.submit(work)
         while wait([done], POLL_S).not_done:
             if sharing.awaited():
-                _give_way(process, sharing)
+                give_way_beside((process,), sharing)
     done.result()
 
 
-def _give_way(process: DrivenProcess, sharing: Sharing) -> None:
+def give_way_beside(processes: Sequence[DrivenProcess], give_way: GiveWay) -> None:
+    """Call `give_way` while those of `processes` that may compute are stopped.
+
+    If one cannot be stopped, the device is kept.
+    """
+    busy = [process for process in processes if process.may_compute]
     try:
-        if process.pause():
-            time.sleep(DRAIN_S)
-            sharing()
+        if all(process.pause() for process in busy):
+            if busy:
+                time.sleep(DRAIN_S)
+            give_way()
     finally:
-        process.unpause()
+        for process in busy:
+            process.unpause()

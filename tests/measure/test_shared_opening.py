@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 
 from cuagent.arms import EAGER
-from cuagent.device_lock import DeviceLock
+from cuagent.attempt import Attempt
+from cuagent.device_lock import DeviceLock, Sharing
 from cuagent.measure.timing import baselines
 from cuagent.measure.timing.timer import Timer
 from cuagent.task import Device, load_task
 from cuagent.verify import Referee
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.weights import Weights
-from cuagent.worker import ForkServer
+from cuagent.worker import ForkServer, Session
 from cuagent.worker.giving_way import run_giving_way
 
 OTHER = f"{EAGER}+tf32"
@@ -176,3 +177,37 @@ def test_requests_keep_their_order_when_timings_come_between_them(
     other.join(10)
     assert all(a.equal(b) for a, b in zip(one_by_one, again, strict=True))
     assert theirs.uses.to_json()["other"]["exclusive"] > 3
+
+
+def test_process_of_a_verdict_is_stopped_in_a_break_of_the_oracle(
+    referee: Referee, tmp_path: Path
+) -> None:
+    """On a GPU the new process may still create its CUDA context."""
+    ours, states = DeviceLock(tmp_path / "gpu-0"), list[str]()
+    attempt = Attempt((("model_new.py", "class ModelNew: ...\n"),))
+    pending = referee.begin(attempt)
+    session = pending.session
+    assert session is not None
+    assert session.may_compute
+
+    def time_elsewhere() -> None:
+        with DeviceLock(ours.lock).exclusive():
+            pass
+
+    other = threading.Thread(target=time_elsewhere)
+    sharing = Sharing(lambda: states.append(state_of(session)), lambda: True)
+    with ours.shared(), referee.giving_way(sharing):
+        other.start()
+        while not ours.is_awaited:
+            time.sleep(0.01)
+        referee.oracle.load_weights(Weights.OWN, 5, referee.context.prepared_weights)
+    other.join(10)
+    assert states
+    assert set(states) == {"T"}
+    assert state_of(session) != "T", "it was not continued"
+    pending.close()
+
+
+def state_of(session: Session) -> str:
+    """Return the state of a session's process, as in proc(5)."""
+    return Path(f"/proc/{session.pid}/stat").read_text().rpartition(")")[2].split()[0]
