@@ -107,7 +107,7 @@ class DeviceLock:
                 else:
                     stretch.offer()
 
-            yield Sharing(give_way, lambda: self.is_awaited)
+            yield ALONE if self.lock is None else Sharing(give_way, lambda: self.is_awaited)
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:

@@ -309,7 +309,7 @@ class LocalJudge:
                 with self.durations.of(Stage.BUILDING):
                     self.referee.compile_ahead(attempt, build, give_way)
             self.emit(Phase("verifying on secret inputs", passing=True))
-            verdict = self.referee.verify(attempt, build, give_way=give_way)
+            verdict = self.referee.verify(attempt, build, sharing=give_way)
         return build, verdict
 
     def _built_and_begun(

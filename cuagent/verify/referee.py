@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -202,15 +203,16 @@ class Referee:
         build: Build,
         *,
         again: Verdict | None = None,
-        give_way: Callable[[], None] = lambda: None,
+        sharing: Sharing = ALONE,
     ) -> Verdict:
         """Judge a frozen attempt; return the verdict.
 
         A candidate's fault raises no error, and the method never hangs. `again` is an earlier
-        verdict to repeat with its seeds; by default seeds are drawn from os.urandom. `give_way` is
-        called between two groups of draws, while no work of this verdict runs on a GPU.
+        verdict to repeat with its seeds; by default seeds are drawn from os.urandom. `sharing` is
+        called between two groups of draws, while no work of this verdict runs on a GPU, and while
+        the attempt's process is stopped.
         """
-        return self.complete(self.begin(attempt, again=again), build, give_way)
+        return self.complete(self.begin(attempt, again=again), build, sharing)
 
     def begin(self, attempt: Attempt, *, again: Verdict | None = None) -> PendingVerdict:
         """Begin a verdict while a compiler builds the libraries; `complete` finishes it.
@@ -251,9 +253,7 @@ class Referee:
         assert not build.ok, "the build succeeded; verify it instead"
         return self.complete(PendingVerdict(attempt, Seeds()), build)
 
-    def complete(
-        self, pending: PendingVerdict, build: Build, give_way: Callable[[], None] = lambda: None
-    ) -> Verdict:
+    def complete(self, pending: PendingVerdict, build: Build, sharing: Sharing = ALONE) -> Verdict:
         """Finish a verdict with the attempt's libraries and return it.
 
         Raises ValueError if the build is of another attempt than `pending`.
@@ -268,7 +268,7 @@ class Referee:
         try:
             if not build.ok:
                 raise build_failure(build)
-            output = self._judge(pending, build, tally, give_way)
+            output = self._judge(pending, build, tally, sharing)
             reason, detail = tally.conclusion()
         except FORESEEN as failure:
             reason, detail, output = explain(failure)
@@ -385,9 +385,7 @@ class Referee:
             arena.give_back()
         give_back(self.task.device.value)
 
-    def _judge(
-        self, pending: PendingVerdict, build: Build, tally: Tally, give_way: Callable[[], None]
-    ) -> str:
+    def _judge(self, pending: PendingVerdict, build: Build, tally: Tally, sharing: Sharing) -> str:
         """Run all rounds of a verdict; return the text that the candidate printed.
 
         Raises Rejected, SessionEnded.
@@ -400,11 +398,12 @@ class Referee:
             with tally.clock("oracle"):
                 pending.prefetcher.suspend()
             with tally.clock("worker"):
-                session.import_model([library.path for library in build.libraries])
+                libraries = [library.path for library in build.libraries]
+                run_giving_way(partial(session.import_model, libraries), session, sharing)
             session.time_limit_s = self.time_limit_s(call_count(self.facts.sweep_counts))
             call_s = self.call_limit_s(pending.attempt)
             VerificationRun(
-                self.context, pending.prefetcher, session, tally, call_s, pending.seeds, give_way
+                self.context, pending.prefetcher, session, tally, call_s, pending.seeds, sharing
             ).run()
             return session.output()
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 
-from cuagent.device_lock import GiveWay, Sharing
+from cuagent.device_lock import ALONE, GiveWay, Sharing
 from cuagent.worker.driven_process import DrivenProcess
 
 POLL_S = 0.02
@@ -20,13 +20,20 @@ def run_giving_way(work: Callable[[], None], process: DrivenProcess, sharing: Sh
     """Call `work`, which sends commands to `process`, in a thread; raise its exception.
 
     The device is held by `sharing`. While another process waits for it, `process` is stopped and
-    the device is given away.
+    the device is given away. An interrupt ends `process`.
     """
+    if sharing is ALONE:
+        work()
+        return
     with ThreadPoolExecutor(1) as thread:
         done = thread.submit(work)
-        while wait([done], POLL_S).not_done:
-            if sharing.awaited():
-                give_way_beside((process,), sharing)
+        try:
+            while wait([done], POLL_S).not_done:
+                if sharing.awaited():
+                    give_way_beside((process,), sharing)
+        except BaseException:
+            process.close()  # so that the thread ends
+            raise
     done.result()
 
 

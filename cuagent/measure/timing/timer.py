@@ -20,7 +20,7 @@ from functools import partial
 from cuagent.arms import CANDIDATE, COMPILE, EAGER
 from cuagent.attempt import Attempt
 from cuagent.build import Build
-from cuagent.device_lock import DeviceLock, GiveWay
+from cuagent.device_lock import DeviceLock, GiveWay, Sharing
 from cuagent.durations import Stage
 from cuagent.events import Emit, ignore
 from cuagent.measure.roofline.ceilings import describe
@@ -216,7 +216,7 @@ class Timer:
             self._set_baselines(before)
 
     @contextmanager
-    def opening(self) -> Iterator[GiveWay]:
+    def opening(self) -> Iterator[Sharing]:
         """Hold the device lock shared within the block, while processes open or outputs are judged.
 
         Yields a function that lets other timings have the device (see `DeviceLock.shared`). Call it
