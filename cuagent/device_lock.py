@@ -33,6 +33,22 @@ It returns when the shared lock is acquired again.
 
 
 @dataclass(frozen=True)
+class Sharing:
+    """A shared lock that is held; a call gives way (`GiveWay`)."""
+
+    give_way: GiveWay
+    awaited: Callable[[], bool]
+    """Function that returns True if another process waits for the exclusive lock."""
+
+    def __call__(self) -> None:
+        self.give_way()
+
+
+ALONE = Sharing(lambda: None, lambda: False)
+"""Shared lock of a device that no other process uses."""
+
+
+@dataclass(frozen=True)
 class DeviceLock:
     """Lock of one device between processes, through the file `lock`; None if no other process uses
     it.
@@ -71,12 +87,12 @@ class DeviceLock:
         return None
 
     @contextmanager
-    def shared(self) -> Iterator[GiveWay]:
+    def shared(self) -> Iterator[Sharing]:
         """Context that acquires the shared lock: the device is used while no process has it
         exclusively.
 
         Yields a function that releases and reacquires the lock if a process waits for the exclusive
-        one. Call it only while no work of the `with` block runs on the device.
+        one (`Sharing`). Call it only while no work of the `with` block runs on the device.
         """
         stage = self.durations.current
         self.uses.add(stage, shared=1)
@@ -91,7 +107,7 @@ class DeviceLock:
                 else:
                     stretch.offer()
 
-            yield give_way
+            yield ALONE if self.lock is None else Sharing(give_way, lambda: self.is_awaited)
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:

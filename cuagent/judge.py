@@ -20,7 +20,7 @@ from cuagent.arms import CANDIDATE
 from cuagent.attempt import Attempt
 from cuagent.build import Build
 from cuagent.build import build as build_sources
-from cuagent.device_lock import DeviceLock, GiveWay
+from cuagent.device_lock import ALONE, DeviceLock, Sharing
 from cuagent.durations import Stage
 from cuagent.events import Emit, Phase, ignore
 from cuagent.judgement import Judgement
@@ -106,7 +106,11 @@ class LocalJudge:
 
     def admission(self) -> Admission:
         """Examine if the task can be certified; must be called before any other work."""
-        with self.durations.of(Stage.OPENING), self.device_lock.shared() as give_way:
+        with (
+            self.durations.of(Stage.OPENING),
+            self.device_lock.shared() as give_way,
+            self.referee.giving_way(give_way),
+        ):
             return admit(self.referee, give_way)
 
     # -- the ladder that attempts are compared with
@@ -144,8 +148,8 @@ class LocalJudge:
 
     def open(self) -> None:
         """Open the baselines that take long to prepare, before the first attempt."""
-        with self._timer.opening():
-            self._timer.prewarm(None, self._ladder.baselines())()
+        with self._timer.opening() as give_way:
+            self._timer.prewarm(None, self._ladder.baselines(), give_way)()
 
     def prepare_ladder(self) -> None:
         """Compile and open the rungs that are measured first.
@@ -156,8 +160,8 @@ class LocalJudge:
             self.emit(Phase("compiling the rungs"))
             names = self._ladder.compile_first_rungs()
             self.emit(Phase("opening the rungs"))
-            with self._timer.opening():
-                self._timer.prewarm(None, names)()
+            with self._timer.opening() as give_way:
+                self._timer.prewarm(None, names, give_way)()
 
     # -- judgements
 
@@ -214,7 +218,7 @@ class LocalJudge:
         if build is None and not begins_early:
             build = self._built(attempt)
         with self.durations.of(Stage.VERIFYING), paused:
-            with self.device_lock.shared() as give_way:
+            with self.device_lock.shared() as give_way, self.referee.giving_way(give_way):
                 build, verdict = self._verified(attempt, effort, build, give_way)
             verdict = self._checked(attempt, effort, build, verdict)
             if verdict.reason is Reason.INFRASTRUCTURE:
@@ -251,8 +255,13 @@ class LocalJudge:
         build = self._built(attempt)
         if not build.ok:
             return build, None
-        with self.durations.of(Stage.BUILDING):
-            self.referee.compile_ahead(attempt, build)
+        if compiles_when_called(attempt):
+            with (
+                self.durations.of(Stage.BUILDING),
+                self.device_lock.shared() as sharing,
+                self.referee.giving_way(sharing),
+            ):
+                self.referee.compile_ahead(attempt, build, sharing)
         return build, self._timing(attempt, build, effort)
 
     def _too_slow(self, attempt: Attempt, timing: Timing | None, than: Timing) -> Verdict | None:
@@ -281,7 +290,7 @@ class LocalJudge:
         attempt: Attempt,
         effort: Effort | None,
         build: Build | None,
-        give_way: GiveWay = lambda: None,
+        give_way: Sharing = ALONE,
     ) -> tuple[Build, Verdict]:
         """Verify an attempt by the draws; return (build, verdict).
 
@@ -298,9 +307,9 @@ class LocalJudge:
                 return build, self.referee.refuse(attempt, build)
             if effort is not None:
                 with self.durations.of(Stage.BUILDING):
-                    self.referee.compile_ahead(attempt, build)
+                    self.referee.compile_ahead(attempt, build, give_way)
             self.emit(Phase("verifying on secret inputs", passing=True))
-            verdict = self.referee.verify(attempt, build, give_way=give_way)
+            verdict = self.referee.verify(attempt, build, sharing=give_way)
         return build, verdict
 
     def _built_and_begun(

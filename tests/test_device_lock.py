@@ -168,7 +168,7 @@ def test_judges_verify_together_and_hold_no_lock_when_the_timer_takes_it(
                 before_timing=lambda: None,
             )
             self.durations = device_lock.durations
-            self.referee: Any = SimpleNamespace(domain=None)
+            self.referee: Any = SimpleNamespace(domain=None, giving_way=lambda _: nullcontext())
             self.overlap: Any = SimpleNamespace(
                 open_while_verifying=True, begin_while_building=False
             )

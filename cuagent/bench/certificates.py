@@ -10,7 +10,6 @@ draw.
 from __future__ import annotations
 
 import json
-import select
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -23,14 +22,11 @@ from cuagent.task import Task, TaskError
 from cuagent.task.plain import task_to_json
 from cuagent.verify.oracle.process import ONE_QUEUE
 from cuagent.worker import ForkServer
-from cuagent.worker.channel import receive_message, send_message
+from cuagent.worker.breaks import receive_giving_way
 
 REQUEST = "certify.json"
 TIME_LIMIT_S = 240.0
 """Time limit in seconds of the examination of one problem."""
-PAUSING = "pausing"
-"""Key of a message from the examining process: the device is idle, and the process waits for a
-message before it continues."""
 BUDGET_S = 20.0
 """Time limit in seconds of the search for operators without effect. Operators left at its end are
 not tested."""
@@ -121,8 +117,8 @@ def certify(
     ForkServerError.
 
     `budget_s`: time limit in seconds of the search for dead parts. `lock`: lock file of the device.
-    If another process waits for this lock to time a kernel, `give_way` is called between two runs
-    of the reference, while the device is idle.
+    `give_way` is called in the breaks of the forked process (`Breaks`), so that another process can
+    time a kernel.
     """
     folder = Path(tempfile.mkdtemp(prefix="certify-", dir=fork_server.folder))
     (folder / REQUEST).write_text(
@@ -132,19 +128,15 @@ def certify(
         encoding="utf-8",
     )
     child = fork_server.fork("cuagent.bench.examine", folder, ONE_QUEUE)
+    received, how = None, "its process died"
     try:
-        while True:
-            ended, _, _ = select.select([child.channel], [], [], TIME_LIMIT_S)
-            received = receive_message(child.channel) if ended else None
-            if received is None or PAUSING not in received[0]:
-                break
-            give_way()
-            send_message(child.channel, {})
+        received = receive_giving_way(child.channel, give_way, TIME_LIMIT_S)
+    except TimeoutError:
+        how = f"not done in {TIME_LIMIT_S:.0f} s"
     finally:
         fork_server.end(child)
         shutil.rmtree(folder, ignore_errors=True)
     if received is None:
-        how = "its process died" if ended else f"not done in {TIME_LIMIT_S:.0f} s"
         raise TaskError(f"{task.path}: cannot be certified: {how}")
     answer, _ = received
     if "error" in answer:

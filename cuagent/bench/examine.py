@@ -12,17 +12,18 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cuagent.bench.certificates import PAUSING, REQUEST, Certificate, Certification, Kind
+from cuagent.bench.certificates import REQUEST, Certificate, Certification, Kind
 from cuagent.device_lock import DeviceLock
 from cuagent.pieces import pieces
 from cuagent.task import TaskError, check_runs, flatten, open_reference, unflatten
 from cuagent.task.plain import task_from_json
 from cuagent.task.settings import baseline_settings, read_settings
-from cuagent.worker.channel import receive_message, send_message
-from cuagent.worker.memory.arena import synchronize
+from cuagent.worker.breaks import Breaks
+from cuagent.worker.channel import send_message
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -51,18 +52,13 @@ def serve(channel: socket.socket, folder: Path) -> None:
     try:
         order = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
         task = task_from_json(order["task"])
-        reference = open_reference(task)
+        lock = DeviceLock(None if order["lock"] is None else Path(order["lock"]))
+        breaks = Breaks(channel, lock, task.device.value)
+        reference = replace(open_reference(task), constructing=breaks.constructing)
+        breaks.give_way()
         baseline_settings(read_settings(), task.precision).apply()
         check_runs(reference)
-        lock = DeviceLock(None if order["lock"] is None else Path(order["lock"]))
-
-        def give_way() -> None:
-            if lock.is_awaited:
-                synchronize(task.device.value)
-                send_message(channel, {PAUSING: True})
-                receive_message(channel)
-
-        examination = Examination(reference, order["budget_s"], give_way)
+        examination = Examination(reference, order["budget_s"], breaks.give_way)
         answer = examination.certification().to_json()
     except TaskError as error:
         answer = {"error": str(error)}

@@ -19,12 +19,13 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from cuagent.arms import EAGER
-from cuagent.device_lock import DeviceLock
+from cuagent.device_lock import DeviceLock, GiveWay
 from cuagent.durations import Stage
 from cuagent.lock_uses import LockUses
 from cuagent.measure.timing.surroundings import compiled_graphs
@@ -34,6 +35,7 @@ from cuagent.task.plain import task_from_json, task_to_json
 from cuagent.task.settings import arm_settings, read_settings
 from cuagent.verify.oracle.process import ONE_QUEUE
 from cuagent.worker import ForkServer
+from cuagent.worker.breaks import Breaks, receive_giving_way
 from cuagent.worker.channel import receive_message, send_message
 
 REQUEST = "precompile.json"
@@ -68,20 +70,28 @@ def precompile(
     file = None if lock.lock is None else str(lock.lock.resolve())
     request = {"task": task_to_json(task), "rungs": names, "lock": file}
     (folder / REQUEST).write_text(json.dumps(request), encoding="utf-8")
-    with lock.durations.of(Stage.OPENING_ARMS), lock.shared():
+    with lock.durations.of(Stage.OPENING_ARMS), lock.shared() as give_way:
         environment = compiled_graphs() | ONE_QUEUE
         child = fork_server.fork("cuagent.measure.precompile", folder, environment)
-        ready = _answer(child.channel, OPEN_S)
+        ready = _ready(child.channel, give_way)
     tunes = any(TUNED in name for name in names)
     try:
         with lock.durations.of(Stage.AUTOTUNING if tunes else Stage.COMPILING_AHEAD):
-            if ready.get("ready"):
+            if ready:
                 send_message(child.channel, {"do": "compile"})
                 quick += _done(child.channel, time.monotonic() + limit_s, lock)
     finally:
         fork_server.end(child)
         shutil.rmtree(folder, ignore_errors=True)
     return quick
+
+
+def _ready(channel: socket.socket, give_way: GiveWay) -> bool:
+    """Wait until the child has built its model; return False if it failed or took too long."""
+    with suppress(TimeoutError):
+        received = receive_giving_way(channel, give_way, OPEN_S)
+        return received is not None and bool(received[0]["ready"])
+    return False
 
 
 def _done(channel: socket.socket, deadline: float, lock: DeviceLock) -> Iterator[str]:
@@ -109,10 +119,15 @@ class Compiled(Exception):
 def serve(channel: socket.socket, folder: Path) -> None:
     """Build the model in the child, report this, and then compile it for each rung on request."""
     order = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
+    file = None if order["lock"] is None else Path(order["lock"])
+    lock = DeviceLock(file, uses=LockUses(Stage.AUTOTUNING))
     try:
         task = task_from_json(order["task"])
-        reference = open_reference(task)
-        model, inputs = reference.model(0), reference.inputs(0)
+        breaks = Breaks(channel, lock, task.device.value)
+        reference = replace(open_reference(task), constructing=breaks.constructing)
+        model = reference.model(0)
+        breaks.give_way()
+        inputs = reference.inputs(0)
         own = read_settings()
     except TaskError:
         send_message(channel, {"ready": False})
@@ -120,8 +135,6 @@ def serve(channel: socket.socket, folder: Path) -> None:
     send_message(channel, {"ready": True})
     if receive_message(channel) is None:
         return
-    file = None if order["lock"] is None else Path(order["lock"])
-    lock = DeviceLock(file, uses=LockUses(Stage.AUTOTUNING))
     tuning = tune_exclusively(lock)
     for name in order["rungs"]:
         arm_settings(own, task.precision, name.split("+")[1:]).apply()

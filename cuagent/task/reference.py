@@ -14,8 +14,8 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,10 @@ class Reference:
     draws_on_cpu: bool = True
     """True if inputs are drawn on the CPU when the GPU has too little free memory to draw them.
     This takes a second for a gigabyte or longer."""
+    constructing: Callable[[], AbstractContextManager[None]] = field(
+        default=nullcontext, compare=False
+    )
+    """Function that returns the context in which the user's constructor runs."""
 
     def model(self, seed: int = 0) -> torch.nn.Module:
         """Return a new model in eval mode on the task's device, with parameters drawn from `seed`.
@@ -54,7 +58,8 @@ class Reference:
         args, named = self.init_args
         what = f"{self.task.entry}({_call(args, named)})"
         hint = "" if self.task.init is not None else "; give its arguments with --init"
-        with _user_code(self.task, what, hint if not (args or named) else ""), _seeded(seed):
+        advice = hint if not (args or named) else ""
+        with _user_code(self.task, what, advice), _seeded(seed), self.constructing():
             model = self.cls(*args, **named).eval()
         _require_values(self.task, model)
         with _user_code(self.task, f"moving {self.task.entry} to {self.task.device}"):

@@ -143,24 +143,14 @@ class Processes:
     def _skips_vector_tests(self) -> bool:
         return self.task.device is Device.CPU and all_passed(user_caches() / INDUCTOR)
 
-    def candidate(
-        self,
-        attempt: Attempt,
-        build: Build,
-        cores: Collection[int] = (),
-        waiting: Session | None = None,
-    ) -> Session:
-        """Return a session of the attempt with the weights that all arms of a timing use.
-
-        `waiting` is a session from `waiting()`; without it a process is forked. Raises
-        SessionEnded.
+    def finish_candidate(self, session: Session, build: Build) -> None:
+        """Import the attempt's module in a session from `waiting`, and load the weights that all
+        arms of a timing use. Raises SessionEnded.
         """
-        session = waiting or self.waiting(attempt, cores=cores)
         session.import_model([library.path for library in build.libraries])
         # A copy, because a candidate could change the weights that the next arms load.
         self._lent_weights.copy_slot(self._timed_weights)
         session.load(self._lent_weights)
-        return session
 
     def reference(
         self, mode: str, *, environment: dict[str, str] | None = None, cores: Collection[int] = ()

@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from cuagent.arms import CANDIDATE
 from cuagent.attempt import Attempt
 from cuagent.build import Build
+from cuagent.device_lock import ALONE, Sharing
 from cuagent.sandbox import Policy, Tier, harden, probe_forked, stamp
 from cuagent.task import Device, Precision, Task, TaskError
 from cuagent.task.settings import baseline_settings
@@ -46,7 +48,9 @@ from cuagent.verify.run import VerificationRun
 from cuagent.verify.tally import Tally, call_count
 from cuagent.verify.timed_batches import FEW_PAIRS, TimedBatches
 from cuagent.verify.versions import versions
-from cuagent.worker import ForkServer, ForkServerError
+from cuagent.worker import ForkServer, ForkServerError, Session
+from cuagent.worker.giving_way import give_way_beside, run_giving_way
+from cuagent.worker.memory.arena import synchronize
 from cuagent.worker.memory.heap import give_back, give_back_surplus
 from cuagent.worker.open_timeout import FIRST_CALL_S
 
@@ -98,6 +102,8 @@ class Referee:
         if self.tier is not Tier.NONE and os.geteuid() != 0 and task.device is Device.CPU:
             harden()  # a worker under the same user id must not read the seeds from /proc
         self._closed = False
+        self._begun: tuple[Session, ...] = ()
+        """The process of a verdict that has begun."""
         self.processes = Processes(
             task, self.tier, fork_server, budget, kernels_only, compiler, lock, give_way
         )
@@ -157,11 +163,12 @@ class Referee:
 
     # -- verdicts
 
-    def compile_ahead(self, attempt: Attempt, build: Build) -> None:
+    def compile_ahead(self, attempt: Attempt, build: Build, sharing: Sharing = ALONE) -> None:
         """Make the first call of an attempt and store the compiled files for its later processes.
 
-        It is called before a verdict that a timing follows. Any failure shows in that verdict. Does
-        nothing if the attempt seems to compile nothing, for a large task, and the second time.
+        The device is held by `sharing`; while a timing waits for it, the attempt's process is
+        stopped. Called before a verdict that a timing follows. Any failure shows in that verdict.
+        Does nothing if the attempt seems to compile nothing, for a large task, and the second time.
         """
         compiled = self.processes.compiled
         if self.large or attempt in compiled or not compiles_when_called(attempt):
@@ -170,18 +177,22 @@ class Referee:
         if build.ok:
             with suppress(*FORESEEN):
                 self.processes.mend()
-                self._compile_in(attempt, build, self.batches.create(1))
+                self._compile_in(attempt, build, self.batches.create(1), sharing)
 
-    def _compile_in(self, attempt: Attempt, build: Build, batch: Batch) -> None:
+    def _compile_in(self, attempt: Attempt, build: Build, batch: Batch, sharing: Sharing) -> None:
         """Make one call of an attempt on inputs of `batch`, and store its compiled files."""
         seed, weights = Seeds().draw(), self.context.weights
         try:
             self.oracle.load_weights(Weights.OWN, seed, weights)
             with self.processes.waiting(attempt, seed) as session:
-                session.import_model([library.path for library in build.libraries])
-                session.load(weights)
                 outputs = batch.outputs_of(CANDIDATE)
-                session.block(batch.lent, outputs, [(0, 0)], deadline_s=FIRST_CALL_S)
+
+                def compile_all() -> None:
+                    session.import_model([library.path for library in build.libraries])
+                    session.load(weights)
+                    session.block(batch.lent, outputs, [(0, 0)], deadline_s=FIRST_CALL_S)
+
+                run_giving_way(compile_all, session, sharing)
                 self.processes.compiled.keep(attempt, session.folder)
         finally:
             self.batches.discard(batch)
@@ -192,15 +203,16 @@ class Referee:
         build: Build,
         *,
         again: Verdict | None = None,
-        give_way: Callable[[], None] = lambda: None,
+        sharing: Sharing = ALONE,
     ) -> Verdict:
         """Judge a frozen attempt; return the verdict.
 
         A candidate's fault raises no error, and the method never hangs. `again` is an earlier
-        verdict to repeat with its seeds; by default seeds are drawn from os.urandom. `give_way` is
-        called between two groups of draws, while no work of this verdict runs on a GPU.
+        verdict to repeat with its seeds; by default seeds are drawn from os.urandom. `sharing` is
+        called between two groups of draws, while no work of this verdict runs on a GPU, and while
+        the attempt's process is stopped.
         """
-        return self.complete(self.begin(attempt, again=again), build, give_way)
+        return self.complete(self.begin(attempt, again=again), build, sharing)
 
     def begin(self, attempt: Attempt, *, again: Verdict | None = None) -> PendingVerdict:
         """Begin a verdict while a compiler builds the libraries; `complete` finishes it.
@@ -231,6 +243,7 @@ class Referee:
                 self.context, self.oracle, pending.seed, planned, eager=eager
             )
             pending.session = self.processes.waiting(attempt, pending.seed)
+            self._begun = (pending.session,)
         except FORESEEN as failure:
             pending.failure = failure
         return pending
@@ -240,9 +253,7 @@ class Referee:
         assert not build.ok, "the build succeeded; verify it instead"
         return self.complete(PendingVerdict(attempt, Seeds()), build)
 
-    def complete(
-        self, pending: PendingVerdict, build: Build, give_way: Callable[[], None] = lambda: None
-    ) -> Verdict:
+    def complete(self, pending: PendingVerdict, build: Build, sharing: Sharing = ALONE) -> Verdict:
         """Finish a verdict with the attempt's libraries and return it.
 
         Raises ValueError if the build is of another attempt than `pending`.
@@ -257,12 +268,13 @@ class Referee:
         try:
             if not build.ok:
                 raise build_failure(build)
-            output = self._judge(pending, build, tally, give_way)
+            output = self._judge(pending, build, tally, sharing)
             reason, detail = tally.conclusion()
         except FORESEEN as failure:
             reason, detail, output = explain(failure)
         finally:
             pending.close()
+            self._begun = ()
             self.batches.forget_answer()
             self.make_room()
         tally.add_seconds("total", time.perf_counter() - since)
@@ -305,6 +317,22 @@ class Referee:
         """Let the oracle examine the reference (`cuagent.verify.fitness`); return the findings."""
         self.processes.mend()
         return self.oracle.examine(give_way)
+
+    @contextmanager
+    def giving_way(self, sharing: Sharing) -> Iterator[None]:
+        """Context in which the device is given away in the oracle's breaks, if a timing waits.
+
+        The process of a verdict that has begun is stopped meanwhile: it may still start CUDA.
+        """
+        device = self.task.device.value
+
+        def in_break() -> None:
+            if sharing.awaited():
+                synchronize(device)
+                give_way_beside(self._begun, sharing)
+
+        with self.oracle.giving_way(in_break):
+            yield
 
     def ask(
         self, weights: Weights, seed: int, kind: Inputs, draw: int
@@ -357,9 +385,7 @@ class Referee:
             arena.give_back()
         give_back(self.task.device.value)
 
-    def _judge(
-        self, pending: PendingVerdict, build: Build, tally: Tally, give_way: Callable[[], None]
-    ) -> str:
+    def _judge(self, pending: PendingVerdict, build: Build, tally: Tally, sharing: Sharing) -> str:
         """Run all rounds of a verdict; return the text that the candidate printed.
 
         Raises Rejected, SessionEnded.
@@ -372,11 +398,12 @@ class Referee:
             with tally.clock("oracle"):
                 pending.prefetcher.suspend()
             with tally.clock("worker"):
-                session.import_model([library.path for library in build.libraries])
+                libraries = [library.path for library in build.libraries]
+                run_giving_way(partial(session.import_model, libraries), session, sharing)
             session.time_limit_s = self.time_limit_s(call_count(self.facts.sweep_counts))
             call_s = self.call_limit_s(pending.attempt)
             VerificationRun(
-                self.context, pending.prefetcher, session, tally, call_s, pending.seeds, give_way
+                self.context, pending.prefetcher, session, tally, call_s, pending.seeds, sharing
             ).run()
             return session.output()
 

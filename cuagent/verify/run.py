@@ -9,11 +9,13 @@ alternates from block to block. The referee opens and closes all objects used he
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from cuagent.device_lock import ALONE, Sharing
 from cuagent.task import Device
 from cuagent.verdict import Reason
 from cuagent.verify.calls import Calls
@@ -29,6 +31,7 @@ from cuagent.verify.rules.tolerance import constants
 from cuagent.verify.rules.types import Expected, Finding
 from cuagent.verify.tally import Rejected, Tally, Trial, When
 from cuagent.worker import Session
+from cuagent.worker.giving_way import run_giving_way
 from cuagent.worker.memory.arena import POISONS, synchronize
 from cuagent.worker.memory.fingerprint import Fingerprint
 
@@ -94,14 +97,15 @@ class VerificationRun:
         tally: Tally,
         call_s: float,
         seeds: Seeds,
-        give_way: Callable[[], None] = lambda: None,
+        sharing: Sharing = ALONE,
     ) -> None:
         """Prepare a run; `call_s` is the time limit of one call in seconds.
 
-        `seeds` continues the plan's seeds, for unplanned draws. `give_way` is called between groups
-        of draws, to release the device for a waiting timing.
+        `seeds` continues the plan's seeds, for unplanned draws. `sharing` releases the device for a
+        waiting timing: between groups of draws, and while the session constructs a model, which is
+        stopped then.
         """
-        self._give_way = give_way
+        self._sharing = sharing
         self.context = context
         self.prefetcher = prefetcher
         self.seeds = seeds
@@ -126,7 +130,9 @@ class VerificationRun:
             with self.tally.clock("oracle"):
                 self.prefetcher.load_weights(number)
             with self.tally.clock("worker"):
-                self.session.load(self.context.weights, fresh=planned.round.fresh)
+                fresh = planned.round.fresh
+                load = partial(self.session.load, self.context.weights, fresh=fresh)
+                run_giving_way(load, self.session, self._sharing)
             self._round(planned)
             if (worst := self.tally.worst_in_use()) is not None:
                 self._retry_in_new_model(worst)
@@ -156,7 +162,7 @@ class VerificationRun:
         size = self.context.lent.count
         for start in range(0, len(trials), size):
             synchronize(self.context.outputs.device)
-            self._give_way()
+            self._sharing()
             yield trials[start : start + size]
 
     def _sweep(self, trials: Sequence[Trial]) -> None:

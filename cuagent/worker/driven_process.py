@@ -7,7 +7,6 @@ and `SessionEnded` is raised.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import secrets
 import select
@@ -94,6 +93,10 @@ class DrivenProcess:
         self._outside_group: set[int] = set()
         self._switching = threading.Lock()
         self._in_command = self._paused = False
+        self._paused_at = self._paused_s = 0.0
+        """Time of the monotonic clock at which the last pause began; seconds of earlier pauses."""
+        self._warms_up = True
+        """True until the first command: the new process starts CUDA, and is not suspended yet."""
         self.closed = False
         self._child = fork_server.fork("cuagent.worker.program", folder, environment, policy, tier)
         self._captured = CapturedOutput(self._child.output)
@@ -103,22 +106,35 @@ class DrivenProcess:
         """Process id, which is also the id of its process group."""
         return self._child.pid
 
-    def pause(self) -> None:
-        """Stop the process and its descendants now, although another thread waits for its command.
+    @property
+    def may_compute(self) -> bool:
+        """True if the process is not stopped: it executes a command, or has had none yet."""
+        with self._switching:
+            return (self._in_command or self._warms_up) and not (self._paused or self.closed)
 
-        Use it only for trusted processes.
+    def pause(self) -> bool:
+        """Stop the process and its descendants now, although another thread waits for its command,
+        or it has had none yet; return False if they cannot be stopped.
+
+        The time until `unpause` does not count against the time limits of commands. Work that is
+        queued on a GPU continues.
         """
         with self._switching:
-            self._paused = True
-            if self._in_command and not self.closed:
-                with contextlib.suppress(suspend.SuspendError, ForkServerError):
+            self._paused, self._paused_at = True, time.monotonic()
+            if (self._in_command or self._warms_up) and not self.closed:
+                try:
                     self._suspend()
+                except (suspend.SuspendError, ForkServerError):
+                    return False
+        return True
 
     def unpause(self) -> None:
         """Continue the processes that `pause` stopped, unless their command has ended."""
         with self._switching:
+            if self._paused:
+                self._paused_s += time.monotonic() - self._paused_at
             self._paused = False
-            if self._in_command and not self.closed:
+            if (self._in_command or self._warms_up) and not self.closed:
                 self._resume()
 
     def output(self) -> str:
@@ -159,14 +175,14 @@ class DrivenProcess:
         seconds = min(seconds, max(self.time_limit_s, 0))
         if self._device is not None:
             self._device.begin()
-        start = time.perf_counter()
+        start, paused = time.perf_counter(), self._paused_total()
         with self._switching:
-            self._in_command = True
+            self._in_command, self._warms_up = True, False
             if not self._paused:
                 self._resume()
         try:
             send_message(self._child.channel, message | {"nonce": nonce}, descriptors)
-            records = self._records(nonce, expected, time.monotonic() + seconds)
+            records = self._records(nonce, expected, time.monotonic() - paused + seconds)
             wall = time.perf_counter() - start
             with self._switching:
                 self._in_command = False
@@ -185,8 +201,14 @@ class DrivenProcess:
             self._stop(Status.CRASHED, str(excess), suspect=self._device)
         except OSError:  # the channel broke: the process died
             self._stop(Status.CRASHED)
-        self.time_limit_s -= wall
+        self.time_limit_s -= wall - (self._paused_total() - paused)
         return records, wall
+
+    def _paused_total(self) -> float:
+        """Return the seconds of all pauses so far."""
+        with self._switching:
+            now = time.monotonic() - self._paused_at if self._paused else 0.0
+            return self._paused_s + now
 
     def _records(self, nonce: int, expected: int, deadline: float) -> list[Record]:
         records: list[Record] = []
@@ -212,7 +234,7 @@ class DrivenProcess:
         for descriptor in (channel.fileno(), output, *([pidfd] if pidfd is not None else [])):
             poll.register(descriptor, select.POLLIN)
         while True:
-            left = deadline - time.monotonic()
+            left = deadline + self._paused_total() - time.monotonic()
             if left <= 0:
                 raise TimeoutError
             ready = {descriptor for descriptor, _ in poll.poll(min(left, WATCH_S) * 1000)}

@@ -75,7 +75,8 @@ def test_threads_and_processes_of_a_candidate_stay_bound_and_suspended(
     core = {min(PROCESSORS)}
     attempt = Attempt((("model_new.py", STARTS_MORE),))
     batch = referee.batches.create(1)
-    with referee.processes.candidate(attempt, build(attempt, Device.CPU), core) as session:
+    with referee.processes.waiting(attempt, cores=core) as session:
+        referee.processes.finish_candidate(session, build(attempt, Device.CPU))
         for _ in range(4):
             session.block(batch.lent, batch.outputs_of("candidate"), [(0, 0)], deadline_s=20)
         family = system_load._tree(session.pid)

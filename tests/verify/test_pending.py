@@ -15,7 +15,7 @@ from bodies import candidate
 from cuagent.arms import EAGER
 from cuagent.attempt import Attempt
 from cuagent.build import build
-from cuagent.device_lock import DeviceLock
+from cuagent.device_lock import DeviceLock, Sharing
 from cuagent.judge import LocalJudge
 from cuagent.measure.timing.rounds import TWIN
 from cuagent.overlap import Prewarm
@@ -119,7 +119,8 @@ def test_a_verdict_gives_way_while_no_process_of_it_computes(
     computing: list[bool] = []
     monkeypatch.setattr(Session, "import_model", noted)
     attempt = candidate(HONEST)
-    verdict = referee.verify(attempt, build(attempt, task.device), give_way=give_way)
+    sharing = Sharing(give_way, lambda: False)
+    verdict = referee.verify(attempt, build(attempt, task.device), sharing=sharing)
     assert verdict.accepted
     assert sessions
     assert len(computing) > 5, "a timing would wait for the whole verdict"

@@ -22,8 +22,9 @@ from cuagent.worker import Session
 
 Begin = Callable[[str], Session]
 """Function that forks the process of the baseline with the given name. Raises ForkServerError."""
-FirstCall = Callable[[Session], None]
-"""Function that loads the weights of a session's model and calls it once. Raises SessionEnded."""
+FirstCall = Callable[[str, Session], None]
+"""Function that loads the weights of the model of the baseline with the given name and calls it
+once. Raises SessionEnded."""
 
 Opened = Callable[[str, float], None]
 """Callback for a baseline that is ready or has failed: its name, and the seconds that this took."""
@@ -83,19 +84,20 @@ class OpenedAhead:
                     session.unpause()
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Stop the processes that are starting here until the block ends."""
+    def paused(self, beside: Sequence[Session] = ()) -> Iterator[None]:
+        """Stop the processes that are starting here, and those of the sessions `beside` them, until
+        the block ends."""
         begun = time.perf_counter()
         with self._opening:
             self._running.clear()
-            for session in self._sessions.values():
+            for session in (*self._sessions.values(), *beside):
                 session.pause()
         try:
             yield
         finally:
             with self._opening:
                 self._paused_s += time.perf_counter() - begun
-                for session in self._sessions.values():
+                for session in (*self._sessions.values(), *beside):
                     session.unpause()
                 self._running.set()
 
@@ -131,7 +133,7 @@ class OpenedAhead:
                     self._sessions[name] = session
                     break
         try:
-            self._first_call(session)
+            self._first_call(name, session)
         finally:
             seconds = time.perf_counter() - begun - (self._paused_s - paused)
             self._opened(name, seconds)

@@ -11,10 +11,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 
 from cuagent.arms import EAGER
-from cuagent.durations import Durations, Stage
+from cuagent.device_lock import DeviceLock, GiveWay
+from cuagent.durations import Stage
 from cuagent.events import Emit, Phase
 from cuagent.measure.timing.ahead import OpenedAhead
 from cuagent.measure.timing.repeats import clock
@@ -24,7 +26,7 @@ from cuagent.measure.timing.timed_arm import TimedArm
 from cuagent.task import Device
 from cuagent.verify.batch import Batch
 from cuagent.verify.referee import Referee
-from cuagent.worker import Session, SessionEnded, Status
+from cuagent.worker import ForkServerError, Session, SessionEnded, Status
 
 FRESH_IF_OPENED_IN_S = {Device.CPU: 2.0, Device.CUDA: 0.5}
 """Seconds; a baseline that opens faster than this gets a fresh process for every timing. The CPU's
@@ -37,6 +39,11 @@ DRAIN_S = 0.3
 queues 0.1 s."""
 AUTOTUNED = "max-autotune"
 """Text in the names of rungs with torch's autotuning."""
+POLL_S = 0.02
+"""Seconds between two looks if a timing waits for the device while processes open."""
+TOGETHER = (Device.CUDA,)
+"""Devices on which baselines open at the same time. On a CPU they would take each other's
+processors."""
 OPENED_AT_ONCE = {Device.CPU: 1, Device.CUDA: 4}
 """Number of baselines that open in the background at the same time."""
 
@@ -45,10 +52,11 @@ class Baselines:
     """The processes of a task's baselines, opened when they are needed. `close` ends them."""
 
     def __init__(
-        self, referee: Referee, names: Sequence[str], emit: Emit, durations: Durations
+        self, referee: Referee, names: Sequence[str], emit: Emit, device_lock: DeviceLock
     ) -> None:
         self.referee = referee
-        self.durations = durations
+        self.device_lock = device_lock
+        self.durations = device_lock.durations
         self.names = tuple(names)
         self.device = referee.task.device
         self.cores = cores_of(referee)
@@ -103,7 +111,7 @@ class Baselines:
             slot = batch.inputs.count - 1
             call = [(slot, slot)]
 
-            def first_call(session: Session) -> None:
+            def first_call(_: str, session: Session) -> None:
                 # Timings may pause the process, so even its weights may take long to load.
                 self.referee.processes.finish_reference(session, COMPILE_S)
                 session.block(batch.lent, batch.outputs, call, deadline_s=COMPILE_S)
@@ -176,16 +184,26 @@ class Baselines:
         self.draw_s = time.perf_counter() - begun
         return self._batch
 
-    def timed_arms(self, batch: Batch) -> dict[str, TimedArm]:
+    def timed_arms(
+        self,
+        batch: Batch,
+        give_way: GiveWay = lambda: None,
+        beside: Sequence[Session] = (),
+    ) -> dict[str, TimedArm]:
         """Return a warmed-up timed arm for each baseline, opening those that have no process.
 
-        Baselines that fail are left out. On the CPU a second eager process (`TWIN`) is added.
+        Baselines that fail are left out. On the CPU a second eager process (`TWIN`) is added. On a
+        shared device `give_way` is called while the processes open, if a timing waits; they are
+        stopped meanwhile, and so are the new processes `beside` them.
         """
         timed_arms = {}
         names = self.names
         if self.device is Device.CPU and EAGER in names:
             names = (*names, TWIN)
-        self._open_in_parallel(batch)
+        if self.device_lock.lock is None:
+            self._open_in_parallel(batch)
+        else:
+            self._open_giving_way(batch, give_way, beside)
         for name in names:
             if name in self.failed:
                 continue
@@ -257,17 +275,53 @@ class Baselines:
                     break
         return None
 
-    def _open_in_parallel(self, batch: Batch) -> None:
-        """On a GPU, open the missing baselines at the same time, without warming them up.
+    def _missing(self) -> list[str]:
+        """Return the baselines to open at the same time, without warming them up.
 
-        A process takes one to three seconds to open, and every round of a record timing opens some.
-        If one fails here, `_open_and_warm` tries it again and reports a failure.
+        On a GPU a process takes one to three seconds to open, and every round of a record timing
+        opens some. If one fails, `_open_and_warm` tries it again and reports a failure.
         """
-        ahead = self._ahead or ()
-        missing = [
-            n for n in self.names if n not in self._warm and n not in self.failed and n not in ahead
-        ]
-        if self.device is not Device.CUDA or self.referee.large or len(missing) < 2:
+        if self.device not in TOGETHER or self.referee.large:
+            return []
+        known = {*self._warm, *self.failed, *self._opening_ahead}
+        return [name for name in self.names if name not in known]
+
+    @property
+    def _opening_ahead(self) -> set[str]:
+        return {name for name in self.names if self._ahead is not None and name in self._ahead}
+
+    def _open_giving_way(self, batch: Batch, give_way: GiveWay, beside: Sequence[Session]) -> None:
+        """Open the missing baselines at the same time. If a timing waits for the device, stop them
+        until it is free again."""
+        missing = self._missing()
+        if not missing:
+            return
+        opening = OpenedAhead(self._fork, partial(self._first_call, batch), len(missing))
+        try:
+            opening.start(missing)
+            while opening.unfinished(missing, POLL_S):
+                if self.device_lock.is_awaited:
+                    with opening.paused(beside):
+                        time.sleep(DRAIN_S)
+                        give_way()
+            for name in missing:
+                with suppress(SessionEnded, ForkServerError):
+                    self._warm[name] = opening.take(name)
+        finally:
+            opening.end()
+
+    def _first_call(self, batch: Batch, name: str, session: Session) -> None:
+        """Load the weights of a baseline and make its first call, in which torch.compile
+        compiles."""
+        self.referee.processes.finish_reference(session, COMPILE_S)
+        slot = batch.inputs.count - 1
+        outputs = batch.outputs_of(name)
+        session.block(batch.lent, outputs, [(slot, slot)], deadline_s=COMPILE_S)
+
+    def _open_in_parallel(self, batch: Batch) -> None:
+        """Open the missing baselines at the same time, if there are several."""
+        missing = self._missing()
+        if len(missing) < 2:
             return
         with ThreadPoolExecutor(len(missing)) as threads:
             opening = {name: threads.submit(self._opened, name, batch) for name in missing}
@@ -281,10 +335,7 @@ class Baselines:
         begun = time.perf_counter()
         session = self._fork(name)
         try:
-            self.referee.processes.finish_reference(session)
-            slot = batch.inputs.count - 1
-            outputs = batch.outputs_of(name)
-            session.block(batch.lent, outputs, [(slot, slot)], deadline_s=COMPILE_S)
+            self._first_call(batch, name, session)
         except BaseException:
             session.close()
             raise

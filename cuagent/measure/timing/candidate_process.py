@@ -6,12 +6,14 @@ from contextlib import suppress
 
 from cuagent.attempt import Attempt
 from cuagent.build import Build
+from cuagent.device_lock import Sharing
 from cuagent.measure.timing.baselines import FRESH_IF_OPENED_IN_S, Baselines
 from cuagent.task import Device
 from cuagent.timing import Effort
 from cuagent.verify.oracle.process import OracleLost
 from cuagent.verify.referee import Referee
 from cuagent.worker import ForkServerError, Session
+from cuagent.worker.giving_way import run_giving_way
 
 BUDGET_S = {Effort.GLANCE: 0.3, Effort.QUICK: 1.5, Effort.RECORD: 30.0}
 """Seconds for the repeats of a timing: one round for a glance or quick timing, all rounds for a
@@ -69,13 +71,21 @@ class CandidateProcess:
             waiting = self.referee.processes.waiting(attempt, cores=self._baselines.cores)
             self._prewarmed = attempt, waiting
 
-    def open(self, attempt: Attempt, build: Build) -> Session:
+    @property
+    def waiting(self) -> tuple[Session, ...]:
+        """The process that was forked for an attempt and runs no code of it yet; () without one."""
+        return () if self._prewarmed is None else (self._prewarmed[1],)
+
+    def open(self, attempt: Attempt, build: Build, sharing: Sharing) -> Session:
         """Return the candidate's session: the prewarmed process if it is for this attempt, else a
-        new one."""
+        new one. It is stopped while another timing waits for the device."""
+        processes, cores = self.referee.processes, self._baselines.cores
         prewarmed = None
         if self._prewarmed is not None and self._prewarmed[0] == attempt:
             (_, prewarmed), self._prewarmed = self._prewarmed, None
-        return self.referee.processes.candidate(attempt, build, self._baselines.cores, prewarmed)
+        session = prewarmed or processes.waiting(attempt, cores=cores)
+        run_giving_way(lambda: processes.finish_candidate(session, build), session, sharing)
+        return session
 
     def discard(self) -> None:
         """End a prewarmed process that will not be needed."""

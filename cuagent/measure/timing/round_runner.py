@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from cuagent.arms import CANDIDATE
 from cuagent.attempt import Attempt
 from cuagent.build import Build
-from cuagent.device_lock import DeviceLock, GiveWay
+from cuagent.device_lock import DeviceLock, Sharing
 from cuagent.durations import Stage
 from cuagent.events import Emit, Phase
 from cuagent.measure import system_load
@@ -47,7 +47,7 @@ class RoundRunner:
     baselines: Baselines
     candidate: CandidateProcess
     device_lock: DeviceLock
-    opening: Callable[[], AbstractContextManager[GiveWay]]
+    opening: Callable[[], AbstractContextManager[Sharing]]
     """Function that returns the context in which processes are opened (`Timer.opening`)."""
     emit: Emit
 
@@ -75,10 +75,10 @@ class RoundRunner:
                 give_way()
                 if subject is not None:
                     self.candidate.begin(subject[0])
-                timed_arms = self.baselines.timed_arms(batch)
+                timed_arms = self.baselines.timed_arms(batch, give_way, self.candidate.waiting)
                 if subject is not None:
                     self.emit(Phase("timing: opening the attempt", passing=True))
-                    session = self.candidate.open(*subject)
+                    session = self.candidate.open(*subject, give_way)
                 give_way()
                 before = system_load.cpu_times()
                 if session is not None:

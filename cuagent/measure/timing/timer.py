@@ -20,7 +20,7 @@ from functools import partial
 from cuagent.arms import CANDIDATE, COMPILE, EAGER
 from cuagent.attempt import Attempt
 from cuagent.build import Build
-from cuagent.device_lock import DeviceLock, GiveWay
+from cuagent.device_lock import DeviceLock, GiveWay, Sharing
 from cuagent.durations import Stage
 from cuagent.events import Emit, ignore
 from cuagent.measure.roofline.ceilings import describe
@@ -94,7 +94,7 @@ class Timer:
         self.device_lock = device_lock or DeviceLock()
         self.shared_device = self.device_lock.lock is not None
         self.device = referee.task.device
-        self._baselines = Baselines(referee, baselines, emit, self.device_lock.durations)
+        self._baselines = Baselines(referee, baselines, emit, self.device_lock)
         lock = self.device_lock
         self._floor = TaskFloor(referee.task, referee.fork_server, self.opening, self._alone)
         self._candidate = CandidateProcess(referee, self._baselines)
@@ -130,7 +130,10 @@ class Timer:
         return self._in_parts(None, effort)
 
     def prewarm(
-        self, attempt: Attempt | None = None, baselines: Sequence[str] | None = None
+        self,
+        attempt: Attempt | None = None,
+        baselines: Sequence[str] | None = None,
+        give_way: GiveWay = lambda: None,
     ) -> OpenProcesses:
         """Prepare a timing of `attempt`; return the function that opens its processes.
 
@@ -141,13 +144,14 @@ class Timer:
 
         Without an attempt the function opens the baselines that stay open, for instance compiled
         ones, but not eager, whose process is as new as the candidate's in every timing. It raises
-        OracleLost or ForkServerError. Nothing is prewarmed for a large task.
+        OracleLost or ForkServerError. On a shared device `give_way` (from `opening`) is called
+        while these open. Nothing is prewarmed for a large task.
         """
         if self.referee.large:
             return _open_nothing
         self._set_baselines(baselines)
         if attempt is None:
-            return self._open_baselines
+            return partial(self._open_baselines, give_way)
         if not self._baselines.were_opened:
             return _open_nothing
         with suppress(OracleLost):
@@ -204,14 +208,15 @@ class Timer:
         self.keep((*before, *baselines))
         try:
             self._baselines.await_opening()
-            with self.opening():
-                timed_arms = self._baselines.timed_arms(self._baselines.batch_with_fresh_inputs())
+            with self.opening() as give_way:
+                batch = self._baselines.batch_with_fresh_inputs()
+                timed_arms = self._baselines.timed_arms(batch, give_way)
             yield timed_arms
         finally:
             self._set_baselines(before)
 
     @contextmanager
-    def opening(self) -> Iterator[GiveWay]:
+    def opening(self) -> Iterator[Sharing]:
         """Hold the device lock shared within the block, while processes open or outputs are judged.
 
         Yields a function that lets other timings have the device (see `DeviceLock.shared`). Call it
@@ -219,7 +224,11 @@ class Timer:
         """
         shared = self.device_lock.shared()
         with self.device_lock.durations.of(Stage.OPENING_ARMS), shared as give_way:
-            yield give_way
+            if self.shared_device:
+                with self.referee.giving_way(give_way):
+                    yield give_way
+            else:
+                yield give_way
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -253,7 +262,7 @@ class Timer:
         """
         return self._baselines.opening_paused(needed)
 
-    def _open_baselines(self) -> None:
+    def _open_baselines(self, give_way: GiveWay) -> None:
         """Open the baselines that stay open between timings, without timing them.
 
         On a shared device the task's work is counted too. Otherwise the first timing counts it
@@ -262,11 +271,13 @@ class Timer:
         every_baseline = self.baselines
         self._set_baselines([name for name in every_baseline if name != EAGER])
         try:
-            self._baselines.open_together()
-            self._baselines.timed_arms(self._baselines.batch_with_fresh_inputs())
+            if not self.shared_device:
+                self._baselines.open_together()
+            self._baselines.timed_arms(self._baselines.batch_with_fresh_inputs(), give_way)
         finally:
             self._set_baselines(every_baseline)
         if self.shared_device:
+            give_way()
             self._floor.count()
 
     def opened(self) -> dict[str, TimedArm]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -165,8 +166,8 @@ class Oracle:
         `give_way` is called between two runs of the reference, while the device is idle, if a
         timing waits for the device's lock.
         """
-        self._process.give_way = give_way
-        facts = TaskFacts.from_json(self._ask({"do": "describe"}))
+        with self.giving_way(give_way):
+            facts = TaskFacts.from_json(self._ask({"do": "describe"}))
         self.lean = facts.large
         return facts
 
@@ -175,8 +176,18 @@ class Oracle:
 
         `give_way` is as in `describe`.
         """
-        self._process.give_way = give_way
-        return self._ask({"do": "examine"})
+        with self.giving_way(give_way):
+            return self._ask({"do": "examine"})
+
+    @contextmanager
+    def giving_way(self, give_way: Callable[[], None]) -> Iterator[None]:
+        """Context in which `give_way` is called in the oracle's breaks: between two requests, and
+        while it constructs a model on the CPU."""
+        before, self._process.give_way = self._process.give_way, give_way
+        try:
+            yield
+        finally:
+            self._process.give_way = before
 
     def load_weights(self, kind: Weights, seed: int, arena: Arena) -> None:
         """Let the oracle use weights of `kind` from `seed`, and write the state dict to `arena`."""

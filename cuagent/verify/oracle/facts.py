@@ -17,11 +17,6 @@ BUDGET = "budget.json"
 """Name of a file in the oracle's folder: bytes that limit the device's memory, or null."""
 LOCK = "lock.json"
 """Name of a file in the oracle's folder: path of the device's lock, or null."""
-PAUSING = "pausing"
-"""Key of a message that the oracle sends while the device is idle, before its answer.
-
-The oracle continues when it receives a message.
-"""
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,10 @@ from typing import Any
 
 from cuagent.task import Task, TaskError
 from cuagent.task.plain import task_to_json
-from cuagent.verify.oracle.facts import BUDGET, LOCK, PAUSING
+from cuagent.verify.oracle.facts import BUDGET, LOCK
 from cuagent.worker import ForkServer, ForkServerError
-from cuagent.worker.channel import receive_message, send_message
+from cuagent.worker.breaks import receive_giving_way
+from cuagent.worker.channel import send_message
 from cuagent.worker.fork_server_main import DEFECT
 
 ANSWER_S = 600.0
@@ -61,7 +62,7 @@ class OracleProcess:
         (self._folder / BUDGET).write_text(json.dumps(budget))
         (self._folder / LOCK).write_text(json.dumps(lock and str(lock.resolve())))
         self.give_way: Callable[[], None] = lambda: None
-        """Callback while the oracle pauses, so that a waiting timing can use the device."""
+        """Callback in the oracle's breaks, so that a waiting timing can use the device."""
         self._child = fork_server.fork("cuagent.verify.oracle.server", self._folder, ONE_QUEUE)
         self.lost = False
         self._request_ids = itertools.count()
@@ -140,22 +141,17 @@ class OracleProcess:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _receive(self) -> None:
-        """Receive one message: an answer, or the news that the oracle pauses for a waiting
-        timing.
-        """
+        """Receive one answer. The device is given away in the oracle's breaks meanwhile."""
         self._check_alive()
         channel = self._child.channel
         try:
-            readable, _, _ = select.select([channel], [], [], ANSWER_S)
-            received = receive_message(channel) if readable else None
-            if received is not None and PAUSING in received[0]:
-                self.give_way()
-                send_message(channel, {})
-                return
+            received = receive_giving_way(channel, lambda: self.give_way(), ANSWER_S)
+        except TimeoutError as error:
+            raise self._lost_error(silent=True) from error
         except OSError as error:
             raise self._lost_error(silent=False) from error
         if received is None:
-            raise self._lost_error(silent=not readable)
+            raise self._lost_error(silent=False)
         self._answers[self._outstanding.popleft()] = received[0]
 
     def _check_alive(self) -> None:

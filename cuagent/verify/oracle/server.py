@@ -33,7 +33,7 @@ from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.weights import Weights, derive_weights
 from cuagent.verify.oracle import sensitivity, sliced_answers
 from cuagent.verify.oracle.describe import describe, sample_of
-from cuagent.verify.oracle.facts import BUDGET, LOCK, PAUSING
+from cuagent.verify.oracle.facts import BUDGET, LOCK
 from cuagent.verify.oracle.input_draws import InputDraws
 from cuagent.verify.oracle.places import NearTies, write_places
 from cuagent.verify.oracle.slice_checks import is_consistent
@@ -43,6 +43,7 @@ from cuagent.verify.oracle.tie_orders import ORDERS, ordered
 from cuagent.verify.rules.bounds import reach, sequential
 from cuagent.verify.tensors import FAILURES
 from cuagent.verify.trace.reference_trace import ReferenceTrace
+from cuagent.worker.breaks import Breaks
 from cuagent.worker.channel import receive_message, send_message
 from cuagent.worker.memory.arena import Arena, synchronize
 from cuagent.worker.memory.heap import give_back, give_back_surplus
@@ -57,10 +58,12 @@ MAX_PERTURBATIONS, MIN_PERTURBATIONS = 8, 2
 def serve(channel: socket.socket, folder: Path) -> None:
     """Answer requests until the referee closes the channel."""
     program: _Oracle | None = None
-    for message, descriptors in _requests(channel):
+    requests = _Requests(channel)
+    for message, descriptors in requests:
         try:
             if program is None:
-                program = _Oracle(folder, channel)
+                program = _Oracle(folder, channel, requests)
+            program.breaks.give_way()
             answer = program.handle(message, descriptors)
             program.finish()
         except (TaskError, TreeError) as error:
@@ -74,23 +77,38 @@ def serve(channel: socket.socket, folder: Path) -> None:
         send_message(channel, answer)
 
 
-def _requests(channel: socket.socket) -> Iterator[tuple[dict[str, Any], list[int]]]:
-    """Yield the requests in order until the referee closes the channel.
+class _Requests:
+    """The referee's requests in order.
 
     A "drop" request that has arrived cancels all requests before it.
     """
-    queue: deque[tuple[dict[str, Any], list[int]]] = deque()
-    while True:
-        while not queue or select.select([channel], [], [], 0)[0]:
-            if (received := receive_message(channel)) is None:
-                return
-            queue.append(received)
-            if received[0]["do"] == "drop":
-                for _ in range(len(queue) - 1):
-                    send_message(channel, {"dropped": True})
-                queue.clear()
-                send_message(channel, {})
-        yield queue.popleft()
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._queue: deque[tuple[dict[str, Any], list[int]]] = deque()
+
+    def __iter__(self) -> Iterator[tuple[dict[str, Any], list[int]]]:
+        """Yield the requests until the referee closes the channel."""
+        while True:
+            while not self._queue or select.select([self._channel], [], [], 0)[0]:
+                if (received := receive_message(self._channel)) is None:
+                    return
+                self._queue.append(received)
+            self._drop()
+            if self._queue:
+                yield self._queue.popleft()
+
+    def _drop(self) -> None:
+        """Answer all requests up to the last "drop" request without executing them."""
+        drops = [n for n, (message, _) in enumerate(self._queue) if message["do"] == "drop"]
+        for _ in range(drops[-1] + 1 if drops else 0):
+            message, _ = self._queue.popleft()
+            send_message(self._channel, {} if message["do"] == "drop" else {"dropped": True})
+
+    def await_reply(self) -> None:
+        """Wait for the referee's reply in a break; keep requests that were sent before it."""
+        while (received := receive_message(self._channel)) is not None and received[0]:
+            self._queue.append(received)
 
 
 class _Oracle:
@@ -98,7 +116,7 @@ class _Oracle:
     arenas.
     """
 
-    def __init__(self, folder: Path, channel: socket.socket) -> None:
+    def __init__(self, folder: Path, channel: socket.socket, requests: _Requests) -> None:
         """Open and describe the reference of the task in `folder`.
 
         Raises TaskError if it does not run.
@@ -113,8 +131,11 @@ class _Oracle:
         self.arenas: dict[int, Arena] = {}
         budget = json.loads((folder / BUDGET).read_text())
         lock = json.loads((folder / LOCK).read_text())
-        self.channel, self.lock = channel, DeviceLock(None if lock is None else Path(lock))
-        self.description = describe(open_reference(task), budget, self.give_way)
+        self.channel = channel
+        device_lock = DeviceLock(None if lock is None else Path(lock))
+        self.breaks = Breaks(channel, device_lock, task.device.value, requests.await_reply)
+        opened = replace(open_reference(task), constructing=self.breaks.constructing)
+        self.description = describe(opened, budget, self.breaks.give_way)
         self.reference = self.description.reference
         self.reference.before_call = None
         self.spread = Spread(self.reference, 0)
@@ -155,20 +176,13 @@ class _Oracle:
     def examine(self) -> dict[str, Any]:
         """Return the findings of `fitness.examine` and `fitness.hidden` on the reference."""
         reference, draw = self.reference, self.description.own_sample
-        reference.before_call = self.give_way
+        reference.before_call = self.breaks.give_way
         try:
             found = examine(reference.declared, reference.call_directly, draw)
             sample = partial(sample_of, reference)
             return {**found, **hidden_dependencies(reference.opened, found, sample)}
         finally:
             reference.before_call = None
-
-    def give_way(self) -> None:
-        """If a timing waits for the device, pause until the referee says that it is free again."""
-        if self.lock.is_awaited:
-            synchronize(self.task.device.value)
-            send_message(self.channel, {PAUSING: True})
-            receive_message(self.channel)
 
     def finish(self) -> None:
         """Wait until the device has finished, and release memory that the next request does not

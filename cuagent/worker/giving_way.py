@@ -1,0 +1,53 @@
+"""Stop processes that work on the device while another process needs it alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+
+from cuagent.device_lock import ALONE, GiveWay, Sharing
+from cuagent.worker.driven_process import DrivenProcess
+
+POLL_S = 0.02
+"""Seconds between two looks if another process waits for the device."""
+DRAIN_S = 0.3
+"""Seconds to wait until a GPU has finished the work that a stopped process had queued. Autotuning
+queues 0.1 s."""
+
+
+def run_giving_way(work: Callable[[], None], process: DrivenProcess, sharing: Sharing) -> None:
+    """Call `work`, which sends commands to `process`, in a thread; raise its exception.
+
+    The device is held by `sharing`. While another process waits for it, `process` is stopped and
+    the device is given away. An interrupt ends `process`.
+    """
+    if sharing is ALONE:
+        work()
+        return
+    with ThreadPoolExecutor(1) as thread:
+        done = thread.submit(work)
+        try:
+            while wait([done], POLL_S).not_done:
+                if sharing.awaited():
+                    give_way_beside((process,), sharing)
+        except BaseException:
+            process.close()  # so that the thread ends
+            raise
+    done.result()
+
+
+def give_way_beside(processes: Sequence[DrivenProcess], give_way: GiveWay) -> None:
+    """Call `give_way` while those of `processes` that may compute are stopped.
+
+    If one cannot be stopped, the device is kept.
+    """
+    busy = [process for process in processes if process.may_compute]
+    try:
+        if all(process.pause() for process in busy):
+            if busy:
+                time.sleep(DRAIN_S)
+            give_way()
+    finally:
+        for process in busy:
+            process.unpause()

@@ -1,0 +1,213 @@
+"""Processes that open for a timing give a shared device to another timing at once, and compute
+nothing while it has the device."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cuagent.arms import EAGER
+from cuagent.attempt import Attempt
+from cuagent.device_lock import DeviceLock, Sharing
+from cuagent.measure.timing import baselines
+from cuagent.measure.timing.timer import Timer
+from cuagent.task import Device, load_task
+from cuagent.verify import Referee
+from cuagent.verify.inputs.kinds import Inputs
+from cuagent.verify.inputs.weights import Weights
+from cuagent.worker import ForkServer, Session
+from cuagent.worker.giving_way import run_giving_way
+
+OTHER = f"{EAGER}+tf32"
+STEPS, STEP_S = 150, 0.01
+TASK = f"""
+import os, time
+import torch
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(32, 16)
+        if (HERE / "slow").exists():
+            with (HERE / f"steps-{{os.getpid()}}").open("w") as log:
+                for _ in range({STEPS}):
+                    print(time.monotonic(), file=log, flush=True)
+                    time.sleep({STEP_S})
+
+    def forward(self, x):
+        return self.linear(x)
+
+def get_init_inputs():
+    return []
+
+def get_inputs():
+    return [torch.randn(64, 32)]
+"""
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def referee(tmp_path: Path, fork_server: ForkServer) -> Iterator[Referee]:
+    path = tmp_path / "task.py"
+    path.write_text(TASK)
+    task = load_task(path, device="cpu")
+    with Referee(task, fork_server=fork_server, lock=tmp_path / "gpu-0") as opened:
+        yield opened
+
+
+def steps(folder: Path) -> list[float]:
+    """Return the times at which models were being constructed."""
+    files = folder.glob("steps-*")
+    return [float(line) for file in files for line in file.read_text().split()]
+
+
+class Other(threading.Thread):
+    """Another timing, which asks for the device once `processes` construct their models."""
+
+    def __init__(self, lock: DeviceLock, folder: Path, processes: int, seconds: float) -> None:
+        super().__init__()
+        self.lock, self.folder, self.processes, self.seconds = lock, folder, processes, seconds
+        self.begun = self.ended = 0.0
+        self.start()
+
+    def run(self) -> None:
+        deadline = time.monotonic() + 60
+        while len(list(self.folder.glob("steps-*"))) < self.processes:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        with self.lock.exclusive():
+            self.begun = time.monotonic()
+            time.sleep(self.seconds)
+            self.ended = time.monotonic()
+
+    def check(self) -> None:
+        """Assert that it was alone, and did not wait until the models were constructed."""
+        self.join(60)
+        found = steps(self.folder)
+        assert not [step for step in found if self.begun <= step <= self.ended], "not alone"
+        assert [step for step in found if step > self.ended], "it waited until all was done"
+
+
+def test_processes_that_open_stop_while_another_timing_has_the_device(
+    referee: Referee, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(baselines, "TOGETHER", (Device.CPU,))
+    ours, theirs = DeviceLock(tmp_path / "gpu-0"), DeviceLock(tmp_path / "gpu-0")
+    with Timer(referee, (EAGER, OTHER), device_lock=ours) as timer:
+        assert timer.batch is not None  # before the models are slow
+        (tmp_path / "slow").touch()
+        other = Other(theirs, tmp_path, 2, 1.0)
+        with timer.untimed((EAGER, OTHER)) as opened:
+            other.check()
+            assert {EAGER, OTHER} <= opened.keys()
+    assert ours.uses.to_json()["opening_arms"]["kept_longest_s"] < 1.0
+
+
+def test_command_stops_while_another_timing_has_the_device_and_keeps_its_time_limit(
+    referee: Referee, tmp_path: Path
+) -> None:
+    ours, theirs = DeviceLock(tmp_path / "gpu-0"), DeviceLock(tmp_path / "gpu-0")
+    referee.processes.load_timed_weights()
+    (tmp_path / "slow").touch()
+    with ours.shared() as sharing, referee.processes.begin_reference(EAGER) as session:
+        other = Other(theirs, tmp_path, 1, 6.0)
+        begun, limit_s = time.monotonic(), 6.0
+        finish = partial(referee.processes.finish_reference, session, limit_s)
+        run_giving_way(finish, session, sharing)
+        assert time.monotonic() - begun > limit_s
+        other.check()
+
+
+def test_oracle_constructs_models_on_the_cpu_while_another_timing_has_the_device(
+    referee: Referee, tmp_path: Path
+) -> None:
+    ours, theirs = DeviceLock(tmp_path / "gpu-0"), DeviceLock(tmp_path / "gpu-0")
+    (tmp_path / "slow").touch()
+    with ours.shared() as sharing, referee.giving_way(sharing):
+        other = Other(theirs, tmp_path, 1, 0.5)
+        referee.oracle.load_weights(Weights.OWN, 5, referee.context.weights)
+    other.join(60)
+    found = steps(tmp_path)
+    assert len(found) == STEPS
+    assert [step for step in found if other.begun <= step <= other.ended], "it stopped"
+    assert ours.uses.to_json()["other"]["kept_longest_s"] < 1.0
+
+
+def test_requests_keep_their_order_when_timings_come_between_them(
+    referee: Referee, tmp_path: Path
+) -> None:
+    """A break must not take a request that was sent ahead for the reply to it."""
+    ours, theirs = DeviceLock(tmp_path / "gpu-0"), DeviceLock(tmp_path / "gpu-0")
+    oracle, arena, seeds = referee.oracle, referee.context.inputs, range(40)
+    oracle.lend(arena)
+    done = threading.Event()
+
+    def drawn(number: int) -> Any:
+        oracle.wait(number)
+        return arena.tensors(0)[0].clone()
+
+    def time_elsewhere() -> None:
+        while not done.is_set():
+            with theirs.exclusive():
+                time.sleep(0.01)
+
+    one_by_one = [drawn(oracle.post_draw(Inputs.OWN, seed, arena, 0)) for seed in seeds]
+    other = threading.Thread(target=time_elsewhere)
+    with ours.shared() as sharing, referee.giving_way(sharing):
+        other.start()
+        sent = [oracle.post_draw(Inputs.OWN, seed, arena, 0) for seed in seeds]
+        for number in sent:
+            oracle.wait(number)
+        assert arena.tensors(0)[0].equal(one_by_one[-1])
+        again = [drawn(oracle.post_draw(Inputs.OWN, seed, arena, 0)) for seed in seeds]
+        for seed in seeds:
+            oracle.post_draw(Inputs.OWN, seed, arena, 0)
+        assert oracle.drop(), "nothing was cancelled"
+        assert drawn(oracle.post_draw(Inputs.OWN, 3, arena, 0)).equal(one_by_one[3])
+    done.set()
+    other.join(10)
+    assert all(a.equal(b) for a, b in zip(one_by_one, again, strict=True))
+    assert theirs.uses.to_json()["other"]["exclusive"] > 3
+
+
+def test_process_of_a_verdict_is_stopped_in_a_break_of_the_oracle(
+    referee: Referee, tmp_path: Path
+) -> None:
+    """On a GPU the new process may still create its CUDA context."""
+    ours, states = DeviceLock(tmp_path / "gpu-0"), list[str]()
+    attempt = Attempt((("model_new.py", "class ModelNew: ...\n"),))
+    pending = referee.begin(attempt)
+    session = pending.session
+    assert session is not None
+    assert session.may_compute
+
+    def time_elsewhere() -> None:
+        with DeviceLock(ours.lock).exclusive():
+            pass
+
+    other = threading.Thread(target=time_elsewhere)
+    sharing = Sharing(lambda: states.append(state_of(session)), lambda: True)
+    with ours.shared(), referee.giving_way(sharing):
+        other.start()
+        while not ours.is_awaited:
+            time.sleep(0.01)
+        referee.oracle.load_weights(Weights.OWN, 5, referee.context.prepared_weights)
+    other.join(10)
+    assert states
+    assert set(states) == {"T"}
+    assert state_of(session) != "T", "it was not continued"
+    pending.close()
+
+
+def state_of(session: Session) -> str:
+    """Return the state of a session's process, as in proc(5)."""
+    return Path(f"/proc/{session.pid}/stat").read_text().rpartition(")")[2].split()[0]
