@@ -44,6 +44,7 @@ from cuagent.expert.products import operands as products
 from cuagent.expert.products.few_rows import transpose_weights
 from cuagent.expert.products.match import Product, with_products
 from cuagent.expert.products.onednn import by_onednn, origins_by_onednn
+from cuagent.expert.products.transposes import transposed_products
 from cuagent.expert.recurrences.groups import recurrence_groups
 from cuagent.expert.recurrences.match import with_layers, with_recurrences
 from cuagent.expert.rewrites import rewrite, share_equal
@@ -162,6 +163,7 @@ def _rewritten(
     target = subject.target
     graph = rewrite(graph, fold=options.fold, merge=options.merge)
     graph = sum_before_convolutions(graph) if options.fold else graph
+    graph = transposed_products(graph, target.device, kept)
     graph = with_depthwise(graph, target.device, kept)
     if widens(target.device) if options.widen is None else options.widen:
         graph = widen_products(graph)

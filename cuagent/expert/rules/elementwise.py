@@ -269,7 +269,9 @@ def identity(low: Lowering, fx: Any) -> str | None:
         return None
     if low.by_name[x].kind is Kind.STRIDED:
         return low.pointwise("cast", x, hint="", dtype=dtype_of(fx)) if floating(fx) else None
-    return x if low.layouts or fx.args[0].meta["val"].is_contiguous() else None
+    # A kernel writes its result contiguously, also where torch's result would be permuted.
+    computed = low.by_name[x].kind in (Kind.POINTWISE, Kind.REDUCE)
+    return x if low.layouts or computed or fx.args[0].meta["val"].is_contiguous() else None
 
 
 NUMBERS = ("bool", "int64", "int32", "uint8")

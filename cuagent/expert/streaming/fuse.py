@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from cuagent.expert.graph.graph import Graph, Kind, Node
+from cuagent.expert.graph.graph import Graph, Kind, Node, contiguous_strides
 from cuagent.expert.streaming.group import (
     FEW_ROWS,
     LONG_ROW,
@@ -19,7 +19,17 @@ from cuagent.expert.streaming.group import (
     levels_of,
 )
 from cuagent.expert.streaming.ordering import in_order, ordered
-from cuagent.expert.streaming.places import Draft, agrees, moved_places, pointwise_place, with_node
+from cuagent.expert.streaming.places import (
+    Draft,
+    Place,
+    agrees,
+    moved_places,
+    pointwise_place,
+    with_node,
+)
+
+CHEAP = frozenset({"add", "sub", "mul", "maximum", "minimum"})
+"""Operations that a kernel computes again in each pass over a row rather than read their result."""
 
 
 def fuse(
@@ -124,13 +134,14 @@ class _Fuser:
         anyway.
 
         The node's value is then neither written to memory nor read. Groups with reductions read
-        their arguments several times, so no node is moved into them.
+        their arguments several times, so only a node of CHEAP that adds no argument is moved into
+        them.
         """
         source, readers = self.draft_of.get(node.name), self.users[node.name]
         if source is None or node.kind is not Kind.POINTWISE or len(readers) != 1:
             return
         target = self.draft_of.get(readers[0].name)
-        if target is None or target is source or target.claimed or target.reduced:
+        if target is None or target is source or target.claimed:
             return
         own = [a for a in node.inputs if a in source.places]
         rest = {name: at for name, at in source.places.items() if name != node.name}
@@ -139,17 +150,14 @@ class _Fuser:
         )
         if source.claimed or node.name in self.graph.outputs or not own or not whole:
             return
-        moved = moved_places(
-            self.graph,
-            Draft(source.size, {node.name: source.places[node.name]}),
-            readers[0],
-            target.places[readers[0].name],
-        )
+        moved = self._moved(node, source, readers[0], target)
         read = {self.graph.owner(a) for n in target.places for a in self.graph.node(n).inputs}
         more = sum(self.graph.node(a).size for a in node.inputs if self.graph.owner(a) not in read)
+        if target.reduced and (more or node.op not in CHEAP):
+            return
         if moved is None or more > node.size or not all(self._is_stored(a, source) for a in own):
             return
-        joined = Draft(target.size, target.places | moved)
+        joined = Draft(target.size, target.places | moved, target.reduced)
         if not agrees(self.graph, joined) or self._leaves(joined) > MAX_LEAVES:
             return
         before = dict(self.draft_of)
@@ -158,13 +166,29 @@ class _Fuser:
         if self._cycles(joined) or self._cycles(left):
             self.draft_of = before
 
+    def _moved(
+        self, node: Node, source: Draft, reader: Node, target: Draft
+    ) -> dict[str, Place] | None:
+        """Return the place of a node of `source` in `target`, where `reader` reads it; None if it
+        has none.
+        """
+        if reader.kind is not Kind.REDUCE:
+            alone = Draft(source.size, {node.name: source.places[node.name]})
+            return moved_places(self.graph, alone, reader, target.places[reader.name])
+        strides = contiguous_strides(node.shape)
+        natural = tuple(s if n > 1 else 0 for n, s in zip(node.shape, strides, strict=True))
+        return {node.name: natural} if node.size == target.size else None
+
     def _is_stored(self, name: str, draft: Draft) -> bool:
         """Return True if the value `name` of group `draft` is written to memory.
 
         Another step reads it, or it is an output of the graph.
         """
         outside = [u for u in self.users[name] if self.draft_of.get(u.name) is not draft]
-        is_value = self.graph.node(name).kind in (Kind.POINTWISE, Kind.REDUCE)
+        owner = self.graph.owner(name)
+        is_value = owner in draft.places and (
+            self.graph.node(owner).kind in (Kind.POINTWISE, Kind.REDUCE)
+        )
         return is_value and (bool(outside) or name in self.graph.outputs)
 
     def _own_domain(self, node: Node) -> int:
