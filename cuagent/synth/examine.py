@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,24 +73,33 @@ class Examined:
 
     def facts(self) -> dict[str, Any]:
         """Run all checks in order and return the measured facts by name."""
-        with self.stage("labels"):
-            self.labels()
-        with self.stage("sizes"):
-            predicted = self.predicted()
-        alone = self.order.alone or not predicted.first
-        need = predicted.at(predicted.first)
-        with self.gpu.memory(None if alone else need.checked(self.order.dtype)):
+        with self.gpu.memory(self._reserved(self.order.memory)) if self.fixed else nullcontext():
+            with self.stage("labels"):
+                self.labels()
+            with self.stage("sizes"):
+                predicted = self.predicted()
+        need = predicted.at(predicted.first).checked(self.order.dtype)
+        with self.gpu.memory(self._reserved(need)):
             with self.stage("sizes"):
                 batch, eager_s = self.sizes(predicted)
             with self.gpu.shared():
                 found, exact = self.checked(batch)
             if self.order.compile:
-                if not alone:
+                if not self.order.alone:
                     self.gpu.resize(predicted.at(batch).compiled(self.order.dtype))
                 with self.stage("compiled"):
                     found |= self.compiled(exact)
             del self.model, self.inputs, exact
         return found | {"code": self.code, "batch": batch, "eager_s": eager_s}
+
+    @property
+    def fixed(self) -> bool:
+        """True if the code's own batch size is kept."""
+        return not (self.order.solve and BATCH_LINE.search(self.code))
+
+    def _reserved(self, size: int) -> int | None:
+        """Return the bytes of memory to reserve for work that needs `size` bytes; None for all."""
+        return None if self.order.alone else size
 
     def checked(self, batch: int) -> tuple[dict[str, Any], list[Tensor]]:
         """Run the checks that need no compiler. Returns the facts that they find, and the outputs
@@ -168,8 +177,9 @@ class Examined:
     def predicted(self) -> Prediction:
         """Predict from two small batch sizes where the time is in the time window."""
         order = self.order
-        if not (order.solve and BATCH_LINE.search(self.code)):
-            return Prediction()
+        if self.fixed:
+            cost = self.cost(None)
+            return Prediction(0, 0, cost, cost)
         near, far = (self.cost(batch) for batch in PROBES)
         first = predicted_batch(near, far, self.device, order.dtype, order.target_s, order.memory)
         grown = (far.held - near.held) / (PROBES[1] - PROBES[0])

@@ -172,3 +172,14 @@ def test_slow_operator_is_sized_without_a_call_at_the_predicted_size(
     answer = workers.examine(replace(asked, lock=str(tmp_path / "gpu.lock")))
     assert answer["gpu"]["longest_s"] < 5
     assert answer.get("batch", 0) <= 20, answer
+
+
+@pytest.mark.slow
+def test_tasks_of_fixed_size_are_checked_at_the_same_time(tmp_path: Path, workers: Workers) -> None:
+    """An audit checks rows at their own sizes; none of them may need all of the memory."""
+    lock = str(tmp_path / "gpu.lock")
+    asked = order(task("return torch.exp(x)", before=WITHOUT_CUDA), "torch.exp")
+    with SharedGpu(lock).memory(8 * GIB):
+        answer = workers.examine(replace(asked, lock=lock), limit_s=60)
+    assert "reason" not in answer, answer
+    assert answer["gpu"]["awaits memory_s"] < 1
