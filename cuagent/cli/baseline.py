@@ -149,11 +149,12 @@ def _best(found: Ladder) -> str:
 
 def _gain(rung: Rung, before: str = "", behind: str = "") -> str:
     from cuagent.arms import EAGER
+    from cuagent.ui.text import ratio
 
     over = rung.over_eager
     if over is None or rung.name == EAGER or rung.failed:
         return ""
-    return f"{before}{over.value:.3f}x ({over.low:.3f}-{over.high:.3f}){behind}"
+    return f"{before}{ratio(over)}{behind}"
 
 
 def _row(rung: Rung, floor: Floor | None) -> list[str]:

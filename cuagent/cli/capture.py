@@ -163,12 +163,22 @@ def refuse_script(script: Path) -> None:
 
 
 def default_folder(module: str) -> Path:
-    """Return the path of a folder that does not exist yet, named after the module."""
+    """Make a new folder, named after the module; return its path.
+
+    A command that captures at the same time gets another folder. If none can be made, the path is
+    returned, and `refuse_unwritable` reports it.
+    """
     name = re.sub(r"[^\w.]+", "_", module).strip(".") or "module"
     folder, number = CAPTURED / name, 2
-    while folder.exists():
-        folder, number = CAPTURED / f"{name}-{number}", number + 1
-    return folder
+    while True:
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            folder, number = CAPTURED / f"{name}-{number}", number + 1
+        except OSError:
+            return folder
+        else:
+            return folder
 
 
 def refuse_unwritable(folder: Path) -> None:

@@ -53,9 +53,13 @@ def _report(admission: Admission, json: bool) -> None:
         return
     from cuagent.ui.console import say
 
-    say(admission.refusal or "certifiable")
-    for note in admission.notes:
-        say(f"note: {note}")
+    text = [
+        *(admission.refusal or "certifiable").split("\n"),
+        *(f"note: {note}" for note in admission.notes),
+    ]
     if admission.certifiable:
-        print(f"torch settings: {admission.settings}")
-        print(f"judged on: {', '.join(admission.kinds)}; longest sum {admission.longest_sum}")
+        text.append(f"torch settings: {admission.settings}")
+        kinds = ", ".join(admission.kinds)
+        text.append(f"judged on: {kinds}; longest sum {admission.longest_sum}")
+    for line in options.fitted(text):
+        say(line)

@@ -237,12 +237,11 @@ def _is_interactive(wanted: bool | None, plan: Plan) -> bool:
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if wanted and (piped or not terminal):
         raise Refused("--interactive needs a terminal and --output-format text")
-    is_interactive = wanted
+    is_interactive, asks = wanted, plan.settings.approval == "ask"
     if wanted is None:
-        is_interactive = (
-            terminal and not piped and plan.model.name.partition(":")[0] not in WITHOUT_USER
-        )
-    if plan.settings.approval == "ask" and not is_interactive:
+        alone = plan.model.name.partition(":")[0] in WITHOUT_USER
+        is_interactive = terminal and not piped and (asks or not alone)
+    if asks and not is_interactive:
         raise Refused("--approval ask needs a terminal and --interactive; use auto or yolo")
     return bool(is_interactive)
 

@@ -114,7 +114,7 @@ def ask(
             why = f"the reply violates the protocol ({_reason(error)})"
             pause = delay
         if attempt < endpoint.tries:
-            on_text(f"\n[{endpoint.name}: {why}; retrying in {pause:.0f} s]\n", "reasoning")
+            on_text(f"\n[{endpoint.name}: {why}; next try after {pause:.0f} s]\n", "reasoning")
             time.sleep(pause)
             delay = min(2 * delay, 60)
     raise ModelUnavailable(

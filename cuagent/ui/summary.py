@@ -132,7 +132,9 @@ def undecided_rung(found: Ladder | None, best: Judgement | None) -> Rung | None:
     unsure = found.undecided if found is not None else None
     if unsure is None or unsure.over_eager is None:
         return None
-    return None if unsure.over_eager.value < 1 and _may_beat(best) else unsure
+    timing = best.timing if best is not None and _may_beat(best) else None
+    kernel = timing.ratios[EAGER].value if timing is not None else 0.0
+    return None if kernel and unsure.over_eager.value < max(1.0, kernel) else unsure
 
 
 def _unsure_rows(found: Ladder) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ import pytest
 from scripts import SMALL, Run, opened
 
 from cuagent.capture.run import CaptureRefused, ScriptFailed
+from cuagent.cli.capture import default_folder
 from cuagent.cli.exits import Refused
 
 pytestmark = pytest.mark.slow
@@ -186,3 +187,14 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_script_runs(
         line = refused(capture, script, "net.part", Refused, out="shut/task")
         assert "Permission denied" in line
     assert not (tmp_path / "ran").exists()
+
+
+def test_two_captures_at_the_same_time_get_two_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert default_folder("net.head") == Path("captured/net.head")
+    assert default_folder("net.head") == Path("captured/net.head-2")
+    Path("captured").rename("elsewhere")
+    Path("captured").touch()
+    assert default_folder("net.head") == Path("captured/net.head"), "reported when it is written"

@@ -29,11 +29,11 @@ def test_the_table_fits_the_terminal_and_what_does_not_stands_below_its_row() ->
     assert wide[0].split() == ["rung", "time", "over", "eager", "roof", "error", "start"]
     assert max(map(len, narrow[:5])) <= 60
     assert narrow[2] == "  1.0e-07 error, 0.1 s to start"
-    assert "2.000x (1.800-2.200)   50%" in narrow[3]
+    assert "2.00x [1.80, 2.20]   50%" in narrow[3]
     assert narrow[7] == "  precision differs from the task's"
     phone = lines(found, 40)
     assert phone[2] == "  25% of the roofline, 1.0e-07 error, 0.1 s to start"
-    assert phone[4].startswith("  2.000x (1.800-2.200) over eager, 50% of")
+    assert phone[4].startswith("  2.00x [1.80, 2.20] over eager, 50% of")
 
 
 def test_a_rung_above_the_roofline_is_explained() -> None:
@@ -43,10 +43,10 @@ def test_a_rung_above_the_roofline_is_explained() -> None:
 
 
 def test_best_rung_line_has_an_interval_except_for_eager() -> None:
-    over = "best at precision match: max-autotune-no-cudagraphs, 2.000x (1.800-2.200) over eager"
+    over = "best at precision match: max-autotune-no-cudagraphs, 2.00x [1.80, 2.20] over eager"
     assert over in lines(made(EAGER, TUNED))
     assert "best at precision match: eager" in lines(made(EAGER))
-    assert not any("(1.000-1.000)" in line for line in lines(made(EAGER)))
+    assert not any("[1.00, 1.00]" in line for line in lines(made(EAGER)))
 
 
 def test_missing_eager_rung_is_the_reported_reason() -> None:

@@ -123,7 +123,8 @@ def test_a_rejected_command_does_not_run_and_the_model_hears_why(
     folder: Path, python: list[str]
 ) -> None:
     model = script(folder, bash("touch forbidden"), bash("touch allowed"), SUBMIT)
-    arguments = ("optimize", "task.py", "--model", model, "-i", "--approval", "ask")
+    # --approval ask makes a session, also with a model that takes no instructions
+    arguments = ("optimize", "task.py", "--model", model, "--approval", "ask")
     with Typist(python, folder, *arguments) as user:
         user.see("allow this command?")
         user.type("write files with the file tools\r")

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from commands import Cuagent
 
+from cuagent.cli.check import _report
 from cuagent.cli.exits import Crash, Exit, _break_line, crashes_to, exit_for
+from cuagent.verify.admission import Admission
 
 GOOD = """
 import torch
@@ -162,3 +164,19 @@ def test_a_command_in_a_message_is_not_broken() -> None:
     assert _break_line("cuagent: see: cuagent show latest", 60) == [
         "cuagent: see: cuagent show latest"
     ]
+
+
+def test_lines_of_check_are_broken_at_blanks_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    note = "judged in eval mode: bn (BatchNorm1d), drop (Dropout) may act differently in training"
+    kinds = ("own", "normal", "one-signed", "mixed magnitude", "large offset", "ties")
+    found = Admission("digest", (), (note,), kinds, 192, fp64=True, settings="fp32 products")
+    _report(found, json=False)
+    assert f"note: {note}\n" in capsys.readouterr().out, "a pipe gets whole lines"
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    _report(found, json=False)
+    shown = capsys.readouterr().out
+    assert all(len(line) <= 60 for line in shown.split("\n"))
+    assert note in " ".join(shown.split())

@@ -127,6 +127,12 @@ def test_undecided_kernel_is_told_alike_by_summary_and_export(tmp_path: Path) ->
     slow = replace(eager, rungs=(*eager.rungs, compiled))
     assert slow.undecided is compiled
     assert said(unsure, slow).startswith(f"? {told}\n"), "torch.compile measured slower"
+    compiled = replace(compiled, over_eager=Ratio(1.27, 0.54, 3.40))
+    slower = replace(eager, rungs=(*eager.rungs, compiled))
+    assert said(unsure, slower).startswith(f"? {told}\n"), "slower than the kernel"
+    faster = replace(compiled, over_eager=Ratio(1.4, 0.54, 3.9))
+    either = said(unsure, replace(eager, rungs=(*eager.rungs, faster)))
+    assert either.startswith("? could not tell whether torch.compile beats your module")
     with pytest.raises(Refused, match=told):
         write_result(None, unsure, slow, {}, tmp_path / "out")  # type: ignore[arg-type]
     with pytest.raises(Refused, match="nothing beats your module"):
