@@ -225,7 +225,8 @@ class Sources:
                 text = f"__import__('argparse').Namespace(**{self._encode(vars(value))})"
             else:
                 text = self._encode(value)
-            if len(text) > LONGEST_VALUE or "_object(" in text or "_unpickled(" in text:
+            helpers = ("_object(", "_node(", "_unpickled(")
+            if len(text) > LONGEST_VALUE or any(helper in text for helper in helpers):
                 raise Unsupported("large")
             self.need_tokens(text)
             if any(self._is_decorated(*found) for found in TOKENS.findall(text)):

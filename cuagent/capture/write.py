@@ -13,6 +13,7 @@ import io
 import json
 import math
 import re
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.capture import template
 from cuagent.capture.callspec import objects_of
+from cuagent.capture.encode import reference
 from cuagent.capture.forward import model_text
 from cuagent.capture.recorder import Recorder, Shape, Snapshot
-from cuagent.capture.sources import is_library
+from cuagent.capture.sources import TOKENS, is_library
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -296,23 +298,37 @@ def _manifest(
         "skipped": [*structure.skipped, *snapshot.sources.missing],
         "flags": snapshot.flags,
         "shapes": [_shape(shape, alike, tasks, entry.count) for shape in shapes],
-        **_call_facts(alike[0]),
+        **_call_facts(alike[0], snapshot),
     }
 
 
-def _call_facts(shape: Shape) -> dict[str, Any]:
+def _call_facts(shape: Shape, snapshot: Snapshot) -> dict[str, Any]:
     """Return manifest entries on the arguments.
 
     `call` is the form of the call, `objects` names what keeps a package from it.
     """
     if (outcome := shape.outcome) is not None:
-        return {"call": outcome.spec, "objects": [], "autocast": shape.autocast}
+        call = outcome.spec | {"libraries": _libraries(snapshot, outcome.spec["kinds"])}
+        return {"call": call, "objects": [], "autocast": shape.autocast}
     unknown = [shape.unrepeatable] if shape.unrepeatable else objects_of(shape.call, is_library)
     return {
         "call": None,
         "objects": unknown or ["what they return or change"],
         "autocast": shape.autocast,
     }
+
+
+def _libraries(snapshot: Snapshot, kinds: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Return the versions of the libraries, besides torch, that define the module's classes and
+    those of the objects in its calls."""
+    text = "".join([reference(snapshot.reference), *snapshot.structure.rows])
+    used = [*(module for module, _ in TOKENS.findall(text)), *(kind["module"] for kind in kinds)]
+    names = {module.partition(".")[0] for module in used if is_library(module)}
+    found = {
+        name: getattr(sys.modules.get(name), "__version__", None)
+        for name in sorted(names - {*sys.stdlib_module_names, "torch", "cuagent"})
+    }
+    return {name: version for name, version in found.items() if isinstance(version, str)}
 
 
 def _bytes(tensors: Any) -> int:

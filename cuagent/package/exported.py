@@ -5,6 +5,7 @@ Travels with an exported or applied kernel, next to `replace.py`.
 
 from __future__ import annotations
 
+import importlib
 import threading
 import warnings
 from pathlib import Path
@@ -81,6 +82,8 @@ class Package:
             raise Unsuitable(
                 "its recorded calls pass, return or change objects that a package cannot repeat"
             )
+        if self.facts.get("class") and (why := other_library(self.facts["call"])):
+            raise Unsuitable(why)
         try:
             made = original_class(self.folder, self.reference, self.facts)
         except RuntimeError as error:
@@ -133,3 +136,15 @@ class Package:
                 return make(*args, **named)
             finally:
                 torch.set_default_dtype(dtype)
+
+
+def other_library(call: dict[str, Any]) -> str:
+    """Return which library has another version than in the capture, as a message, or ""."""
+    for name, version in call.get("libraries", {}).items():
+        try:
+            found = getattr(importlib.import_module(name), "__version__", "no version")
+        except ImportError:
+            return f"{name} is not installed; it was verified with {name} {version}"
+        if found != version:
+            return f"it was verified with {name} {version}; found {found}"
+    return ""

@@ -131,14 +131,14 @@ from torch import nn
 from transformers import DynamicCache
 
 class Layer(nn.Module):
-    def __init__(self, at, scaled=None):
+    def __init__(self, at):
         super().__init__()
         self.layer_idx = at
         self.fc = nn.Linear(8, 8)
 
-    def forward(self, x, cache=None):
+    def forward(self, x, cache=None, bias=None):
         keys, values = cache.update(self.fc(x), x, self.layer_idx)
-        return keys.sum(-2) + values.sum(-2) {0}
+        return bias + keys.sum(-2) + values.sum(-2) {0}
 
 class Net(nn.Module):
     def __init__(self):
@@ -147,7 +147,7 @@ class Net(nn.Module):
 
     def forward(self, x, cache):
         for layer in self.layers:
-            x = x + layer(x, cache=cache)[..., None, :]
+            x = x + layer(x, cache=cache, bias=torch.ones(1).expand(8))[..., None, :]
         return x
 
 torch.manual_seed(0)
@@ -172,6 +172,7 @@ def test_layers_that_compute_with_their_index_keep_their_code(
 ) -> None:
     script = SCALED.format(scale, mode)
     done = capture(script, "net.layers.0")
+    assert list(done.manifest["call"]["libraries"]) == ["transformers"]
     packaged(done.folder)
     after = ran(script.replace("# apply here", APPLIED.format("net")) + PRINTS)
     assert after[:-1] == ran(script)
@@ -305,3 +306,13 @@ def test_a_class_whose_file_has_classes_in_a_dict_is_recognized(
     assert ran(applied)[-1] == "ran 1"
     other = applied.replace("return x + 1", "return x + 2")
     assert ran(other)[-1] == "ran 0"
+
+
+@pytest.mark.slow
+def test_another_version_of_a_library_leaves_the_module(
+    capture: Run, ran: Callable[[str], list[str]]
+) -> None:
+    script = SCALED.format("", "no_grad")
+    packaged(capture(script, "net.layers.0").folder)
+    other = "import transformers\ntransformers.__version__ = '0.1'\n" + APPLIED.format("net")
+    assert ran(script.replace("# apply here", other) + PRINTS)[-1] == "ran 0"
