@@ -52,7 +52,8 @@ def adapt(model: Any, lora: Lora) -> Any:
 
     A model that has adapters already, or any model if `lora.rank` is 0, is returned unchanged. The
     random start of the adapters depends on `SEED` alone, so that all processes, and a stage that
-    another process resumes, start alike. Raises ConfigError if peft is missing or the model has no layer of `lora.targets`.
+    another process resumes, start alike. Raises ConfigError if peft is missing or the model has no
+    layer of `lora.targets`.
     """
     if lora.rank == 0 or is_adapted(model):
         return model
