@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import time
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from dictated import SOURCE
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from cuagent.agent.tools import TOOLS
 from cuagent.training.cli import app
 from cuagent.training.config import ConfigError, configure, to_toml
-from cuagent.training.data.segments import Call, Episode, Kind, Segment
+from cuagent.training.data.segments import Call, Episode, Kind, Segment, read_episodes
 from cuagent.training.pipeline import PipelineConfig, run_pipeline
 from cuagent.training.policy.chat import train_tokenizer
 from cuagent.training.policy.model import new_actor, save_model, small_config
@@ -84,6 +90,57 @@ def test_pipeline_runs_all_stages_and_resumes(file: Path) -> None:
     again = call("pipeline", file, "--device", "cpu")
     assert again.count("is already finished") == 8
     assert {p: p.stat().st_mtime_ns for p in out.rglob("*.safetensors")} == written
+
+
+KILLS = (("collected", "episodes/*.incomplete"), ("rft", "step-*"), ("value", "step-*"),
+         ("ppo", "step-*1"), ("ppo-heldout", "episodes/*.incomplete"))  # fmt: skip
+"""Stages in which the test kills the pipeline, each with the files whose presence shows that the
+stage has begun."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_pipeline_killed_in_each_stage_ends_as_an_uninterrupted_one(
+    file: Path, python: list[str]
+) -> None:
+    pytest.importorskip("peft")
+    sets = ["lora.rank=2", "lora.shared=true", "rft.save_every=1", "rft.episodes_per_batch=2",
+            "value.save_every=1", "value.episodes_per_batch=2", "ppo.save_every=1",
+            "ppo.iterations=2", "heldout_episodes=0", "play.at_once=2"]  # fmt: skip
+
+    def start(out: str) -> subprocess.Popen[bytes]:
+        chosen = [f"--set={s}" for s in (f'out="{file.parent / out}"', *sets)]
+        return subprocess.Popen(
+            [*python, "-m", "cuagent", "train", "pipeline", file, "--device", "cpu", *chosen],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    assert start("whole").wait() == 0
+    for stage, mark in KILLS:
+        process, folder = start("cut"), file.parent / "cut" / stage
+        while process.poll() is None and not any(folder.glob(mark)):
+            time.sleep(0.01)
+        assert process.poll() is None, f"{stage} ended before it was killed"
+        process.kill()
+        process.wait()
+    assert start("cut").wait() == 0
+    whole, cut = file.parent / "whole", file.parent / "cut"
+    assert played(whole) == played(cut)
+    for path in whole.rglob("model/model.safetensors"):
+        found, wanted = load_file(cut / path.relative_to(whole)), load_file(path)
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+
+
+def played(out: Path) -> dict[str, Any]:
+    """Return (token ids, reward) of all episodes by file. Log-probabilities are left out: their
+    last bits depend on which episodes shared a batch."""
+    found: dict[str, Any] = {}
+    for path in out.rglob("episodes/*.jsonl"):
+        episodes = list(read_episodes(path))
+        ids = [[s.ids for s in e.segments] for e in episodes]
+        found[str(path.relative_to(out))] = ids, [e.reward for e in episodes]
+    assert len(found) == 7
+    return found
 
 
 @pytest.mark.slow

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from cuagent.training.algorithms.losses import imitation_loss
+from cuagent.training.algorithms.losses import imitation_loss, token_logprobs
 from cuagent.training.data.batch import collate
 from cuagent.training.data.segments import Episode, Kind, Segment
 from cuagent.training.engines.cached import CachedEngine
 from cuagent.training.engines.continuous import ContinuousEngine
 from cuagent.training.engines.engine import LocalEngine, OutOfMemory, Request, fitting_tokens
+from cuagent.training.policy import head
 from cuagent.training.policy.model import device_microbatches, logprobs_of, per_token
 from cuagent.training.policy.packed_attention import has_varlen, use_packing
 
@@ -120,6 +121,35 @@ def test_logits_of_many_tokens_take_the_memory_of_one_chunk(actor: Any) -> None:
     before = torch.cuda.memory_allocated()
     imitation_loss(logprobs_of(actor, batch), batch.action, batch.action_tokens).backward()
     assert torch.cuda.max_memory_allocated() - before < 5e9
+
+
+@pytest.mark.parametrize("chunk", [1 << 28, 100 * VOCABULARY])
+def test_products_in_bf16_give_fp32_logprobs_and_their_gradients(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernels with fp32 results, against fp32 products of the rounded operands."""
+    monkeypatch.setattr(head, "CHUNK", chunk)
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(512, VOCABULARY, bias=False, device="cuda")
+    torch.nn.init.normal_(linear.weight, std=0.3)
+    hidden = torch.randn(300, 512, device="cuda", requires_grad=True)
+    ids, weights = torch.arange(300, device="cuda") * 500, torch.randn(300, device="cuda")
+
+    def measured(found: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return found.detach(), *torch.autograd.grad(
+            (found * weights).sum(), [hidden, linear.weight]
+        )
+
+    with torch.autocast("cuda", torch.bfloat16):
+        ours = measured(head.token_logprobs_of(linear, hidden, ids))
+        through = measured(token_logprobs(head.logits(linear, hidden), ids))
+    exact = hidden.bfloat16().float() @ linear.weight.bfloat16().float().T
+    wanted = measured(token_logprobs(exact, ids))
+    for found in (ours, through):
+        torch.testing.assert_close(found[0], wanted[0], atol=1e-3, rtol=0)
+        for a, b in zip(found[1:], wanted[1:], strict=True):
+            assert a.dtype is torch.float32
+            assert float((a - b).norm() / b.norm()) < 0.01
 
 
 def test_packed_rows_agree_with_padded_rows_in_bf16(actor: Any) -> None:

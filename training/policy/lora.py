@@ -24,6 +24,9 @@ import torch
 from cuagent.training import parallel
 from cuagent.training.config import ConfigError, at_least
 
+SEED = 0
+"""Seed of the adapters' first weights."""
+
 
 @dataclass(frozen=True)
 class Lora:
@@ -47,8 +50,10 @@ class Lora:
 def adapt(model: Any, lora: Lora) -> Any:
     """Return the model with adapters; only the adapters, and a critic's head, are then trained.
 
-    A model that has adapters already, or any model if `lora.rank` is 0, is returned unchanged.
-    Raises ConfigError if peft is missing or the model has no layer of `lora.targets`.
+    A model that has adapters already, or any model if `lora.rank` is 0, is returned unchanged. The
+    random start of the adapters depends on `SEED` alone, so that all processes, and a stage that
+    another process resumes, start alike. Raises ConfigError if peft is missing or the model has no
+    layer of `lora.targets`.
     """
     if lora.rank == 0 or is_adapted(model):
         return model
@@ -65,8 +70,11 @@ def adapt(model: Any, lora: Lora) -> Any:
         exclude_modules=["score", "classifier"] if critic else None,  # the head is trained fully
         lora_dropout=0.0,  # PPO's ratios compare two passes; dropout would change them
     )
+    gpus = [model.device] if model.device.type == "cuda" else []
     try:
-        return get_peft_model(model, settings)
+        with torch.random.fork_rng(gpus):
+            torch.manual_seed(SEED)
+            return get_peft_model(model, settings)
     except ValueError as error:
         raise ConfigError(f"lora.targets={lora.targets!r}: {error}") from error
 

@@ -45,6 +45,19 @@ def trained(model: Any) -> list[str]:
     return [name for name, p in model.named_parameters() if p.requires_grad]
 
 
+def test_adapters_start_alike_in_every_process() -> None:
+    def start(seed: int) -> list[torch.Tensor]:
+        plain = small_actor()
+        torch.manual_seed(seed)  # processes that did other work before have other states
+        found = weights(adapt(plain, RANK))
+        after = torch.rand(3)
+        torch.manual_seed(seed)
+        assert torch.equal(after, torch.rand(3))
+        return found
+
+    assert same(start(1), start(2))
+
+
 def test_adapter_learns_and_is_saved_merged(tmp_path: Path) -> None:
     plain = small_actor()
     before = weights(plain)
