@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -104,6 +105,7 @@ def _make(
         )
     except KeyboardInterrupt:
         print_stderr(f"interrupted; --resume continues with what is in {out}")
+        gc.freeze()  # else Python examines all objects of torch at its end: half a second
         raise typer.Exit(Exit.INTERRUPTED) from None
     name, rates = _device_facts(settings.device)
     path = write_outputs(settings, out, accepted, rates, name)

@@ -70,5 +70,5 @@ def test_stop_ends_waiting_and_busy_processes_at_once(reusing: Workers) -> None:
         started = time.monotonic()
         reusing.stop()
         assert all(future.result()[INTERRUPTED] for future in asked)
-        assert time.monotonic() - started < 5  # usually below 0.3 s; the tests' machine is busy
+        assert time.monotonic() - started < 10  # usually below 0.3 s
     assert all(INTERRUPTED in reusing.examine(hangs) for _ in range(2))
