@@ -9,11 +9,13 @@ time for the reference's operations at the device's highest rate, divided by the
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from cuagent.arms import CANDIDATE, COMPILE, EAGER
 from cuagent.bench.certificates import Certification
+from cuagent.device_lock import ALONE, DeviceLock
 from cuagent.judgement import Result, free_of, result_of
 from cuagent.measure.ladder import GRAPHS
 from cuagent.measure.rungs import gain_of
@@ -159,19 +161,20 @@ def _arithmetic(judgement: Judgement | None) -> str | None:
     return None if precision is None else str(precision)
 
 
-def arithmetic_seconds(task: Task, fork_server: ForkServer) -> float | None:
+def arithmetic_seconds(task: Task, fork_server: ForkServer, lock: DeviceLock) -> float | None:
     """Return the seconds for the reference's matrix products at the device's highest rate.
 
     None if the operations cannot be counted.
     """
     from cuagent.measure.roofline.ceilings import RATES, ceilings
-    from cuagent.measure.roofline.count import count
+    from cuagent.measure.roofline.count import count, is_counted
 
     try:
-        work, _ = count(task, fork_server)
+        with nullcontext(ALONE) if is_counted(task) else lock.shared() as sharing:
+            work, _ = count(task, fork_server, sharing)
     except TaskError:
         return None
-    found = ceilings(task.device)
+    found = ceilings(task.device, alone=lock.exclusive)
     highest = max(getattr(found, name) for name in RATES if name != "copy")
     return float(work.matrix_flops / highest) if highest else None
 

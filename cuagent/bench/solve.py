@@ -262,7 +262,8 @@ def _optimized(
         raise Interrupted
     judgement = run.result.judgement if run.result else None
     # The timing of the result has measured the device's rates, so nothing is measured here.
-    arithmetic_s = arithmetic_seconds(task, judge.referee.fork_server) if judgement else None
+    fork_server, lock = judge.referee.fork_server, judge.device_lock
+    arithmetic_s = arithmetic_seconds(task, fork_server, lock) if judgement else None
     found |= figures(judgement, run.ladder, certification, arithmetic_s)
     found |= _effort_of(run, stop)
     if not order.alone and (why := _lacked_memory(run)):

@@ -192,11 +192,14 @@ def _run(
         )
         if not resume:
             results.set_aside()
+        view = BenchView(sys.stdout, len(orders))
         try:
-            with engine, BenchView(sys.stdout, len(orders)) as view:
+            with engine, view:
                 run_orders(orders, engine, slots, results, view.observe)
         except KeyboardInterrupt:
-            print_stderr(f"interrupted; the same command resumes; results are in {out}")
+            print_stderr(
+                f"interrupted: {view.interrupted()}; the same command resumes; results are in {out}"
+            )
             raise typer.Exit(Exit.INTERRUPTED) from None
         finally:
             shown = [r for r in latest(results.records) if r["problem"] in names]

@@ -20,12 +20,11 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from cuagent.arms import EAGER
-from cuagent.device_lock import DeviceLock, GiveWay
+from cuagent.device_lock import DeviceLock, Sharing
 from cuagent.durations import Stage
 from cuagent.lock_uses import LockUses
 from cuagent.measure.timing.surroundings import compiled_graphs
@@ -35,8 +34,9 @@ from cuagent.task.plain import task_from_json, task_to_json
 from cuagent.task.settings import arm_settings, read_settings
 from cuagent.verify.oracle.process import ONE_QUEUE
 from cuagent.worker import ForkServer
-from cuagent.worker.breaks import Breaks, receive_giving_way
 from cuagent.worker.channel import receive_message, send_message
+from cuagent.worker.fork_server import Child
+from cuagent.worker.giving_way import receive_from_child
 
 REQUEST = "precompile.json"
 OPEN_S, COMPILE_S = 120.0, 300.0
@@ -70,10 +70,10 @@ def precompile(
     file = None if lock.lock is None else str(lock.lock.resolve())
     request = {"task": task_to_json(task), "rungs": names, "lock": file}
     (folder / REQUEST).write_text(json.dumps(request), encoding="utf-8")
-    with lock.durations.of(Stage.OPENING_ARMS), lock.shared() as give_way:
+    with lock.durations.of(Stage.OPENING_ARMS), lock.shared() as sharing:
         environment = compiled_graphs() | ONE_QUEUE
         child = fork_server.fork("cuagent.measure.precompile", folder, environment)
-        ready = _ready(child.channel, give_way)
+        ready = _ready(fork_server, child, sharing)
     tunes = any(TUNED in name for name in names)
     try:
         with lock.durations.of(Stage.AUTOTUNING if tunes else Stage.COMPILING_AHEAD):
@@ -86,10 +86,10 @@ def precompile(
     return quick
 
 
-def _ready(channel: socket.socket, give_way: GiveWay) -> bool:
+def _ready(fork_server: ForkServer, child: Child, sharing: Sharing) -> bool:
     """Wait until the child has built its model; return False if it failed or took too long."""
     with suppress(TimeoutError):
-        received = receive_giving_way(channel, give_way, OPEN_S)
+        received = receive_from_child(fork_server, child, sharing, OPEN_S)
         return received is not None and bool(received[0]["ready"])
     return False
 
@@ -123,11 +123,8 @@ def serve(channel: socket.socket, folder: Path) -> None:
     lock = DeviceLock(file, uses=LockUses(Stage.AUTOTUNING))
     try:
         task = task_from_json(order["task"])
-        breaks = Breaks(channel, lock, task.device.value)
-        reference = replace(open_reference(task), constructing=breaks.constructing)
-        model = reference.model(0)
-        breaks.give_way()
-        inputs = reference.inputs(0)
+        reference = open_reference(task)
+        model, inputs = reference.model(0), reference.inputs(0)
         own = read_settings()
     except TaskError:
         send_message(channel, {"ready": False})

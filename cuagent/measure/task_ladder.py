@@ -132,7 +132,8 @@ class TaskLadder:
 
     def compile_first_rungs(self) -> tuple[str, ...]:
         """Compile the rungs that the ladder begins with; return their names."""
-        with self._timer.opening():  # counting the task's work calls the reference once
+        with self._timer.opening() as sharing:  # counting calls the reference once
+            self._timer.count_work(sharing)
             names = first_rungs(self._timer.referee)
         self._compiler.compile(names)
         self._compiles_later = True

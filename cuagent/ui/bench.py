@@ -95,6 +95,14 @@ class BenchView:
                     style = STYLES.get(record["status"], "") if self._live else ""
                     self.console.print(Text(line, style))
 
+    def interrupted(self) -> str:
+        """Return text with the number of problems that are done, and that an interrupt ended."""
+        count = len(self._running)
+        text = f"{len(self.records)} of {self.total} problems are done"
+        if not count:
+            return text
+        return f"{text}, {count} in flight {'begins' if count == 1 else 'begin'} again"
+
     def _panel(self) -> Group:
         width = self.console.width
         running = Table(box=None, pad_edge=False, show_header=False, expand=False)

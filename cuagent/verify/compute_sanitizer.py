@@ -25,6 +25,7 @@ from cuagent.device_lock import UNSHARED, DeviceLock, GiveWay
 from cuagent.sandbox import Policy, Tier, wrap
 from cuagent.worker import suspend
 from cuagent.worker.fork_server import inherited_environment
+from cuagent.worker.giving_way import DRAIN_S
 from cuagent.worker.supervised import Supervised
 
 LAUNCHES = 64
@@ -171,6 +172,7 @@ def _give_way(process: Supervised, give_way: GiveWay) -> float:
     begun = time.monotonic()
     outside = process.stop()
     try:
+        time.sleep(DRAIN_S)
         give_way()
     finally:
         process.resume(outside)

@@ -91,7 +91,8 @@ def _allocations(device: str) -> int:
 def receive_giving_way(
     channel: socket.socket, give_way: Callable[[], None], limit_s: float
 ) -> tuple[dict[str, Any], list[int]] | None:
-    """Return the next message of a child with `Breaks` that is no break, or None at its end.
+    """Return the next message of a child with `Breaks`, without those that begin or end a break;
+    None at its end.
 
     `give_way` is called in its breaks. Raises TimeoutError if no message arrives within `limit_s`
     seconds, without those of `give_way`.

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import select
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+from typing import Any
 
 from cuagent.device_lock import ALONE, GiveWay, Sharing
+from cuagent.worker import suspend
+from cuagent.worker.channel import receive_message
 from cuagent.worker.driven_process import DrivenProcess
+from cuagent.worker.fork_server import Child, ForkServer
 
 POLL_S = 0.02
 """Seconds between two looks if another process waits for the device."""
@@ -35,6 +41,33 @@ def run_giving_way(work: Callable[[], None], process: DrivenProcess, sharing: Sh
             process.close()  # so that the thread ends
             raise
     done.result()
+
+
+def receive_from_child(
+    fork_server: ForkServer, child: Child, sharing: Sharing, limit_s: float
+) -> tuple[dict[str, Any], list[int]] | None:
+    """Return the next message of a trusted child, or None at its end.
+
+    The device is held by `sharing`. While another process waits for it, the child is stopped and
+    the device is given away. Raises TimeoutError if no message arrives within `limit_s` seconds,
+    without those in which the child was stopped.
+    """
+    while True:
+        begun = time.monotonic()
+        poll_s = limit_s if sharing is ALONE else min(limit_s, POLL_S)
+        if select.select([child.channel], [], [], max(0.0, poll_s))[0]:
+            return receive_message(child.channel)
+        limit_s -= time.monotonic() - begun
+        if limit_s <= 0:
+            raise TimeoutError
+        if sharing.awaited():
+            with suppress(suspend.SuspendError):  # then the device is kept
+                outside = fork_server.suspend(child)
+                try:
+                    time.sleep(DRAIN_S)
+                    sharing()
+                finally:
+                    suspend.resume(child.pid, outside)
 
 
 def give_way_beside(processes: Sequence[DrivenProcess], give_way: GiveWay) -> None:

@@ -39,6 +39,15 @@ def test_a_pipe_gets_one_line_for_each_finished_problem() -> None:
     ]
 
 
+def test_an_interrupt_tells_how_many_problems_begin_again() -> None:
+    view = BenchView(io.StringIO(), 5)
+    assert view.interrupted() == "0 of 5 problems are done"
+    for slot in range(3):
+        view.observe(Started(f"L1/{slot}", slot))
+    view.observe(Finished(solved("L1/2"), 2))
+    assert view.interrupted() == "1 of 5 problems are done, 2 in flight begin again"
+
+
 def test_a_line_marks_speedups_that_decide_nothing() -> None:
     assert problem_line(solved("L1/1", 1.0)) == (
         "L1/1: 2.00x over eager, 1.00x over torch.compile (inconclusive), 12 s"

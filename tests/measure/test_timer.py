@@ -343,7 +343,7 @@ def test_failed_count_is_repeated_by_the_first_timing(
 ) -> None:
     asked: list[str] = []
 
-    def count(task: Task, fork_server: ForkServer) -> Any:
+    def count(task: Task, fork_server: ForkServer, *_: Any) -> Any:
         asked.append(task.name)
         if len(asked) <= failures:
             raise TaskError("out of memory")

@@ -10,18 +10,19 @@ Invariant: no code of a candidate runs in that child, so its answer is trusted.
 from __future__ import annotations
 
 import json
-import select
 import shutil
 import socket
 import tempfile
 from pathlib import Path
 
+from cuagent.device_lock import ALONE, Sharing
 from cuagent.measure.roofline.model import Work
 from cuagent.measure.roofline.work import count_work, matrix_unit
 from cuagent.task import Task, TaskError, check_runs, open_reference
 from cuagent.task.plain import task_from_json, task_to_json
 from cuagent.worker import ForkServer
-from cuagent.worker.channel import receive_message, send_message
+from cuagent.worker.channel import send_message
+from cuagent.worker.giving_way import receive_from_child
 
 TIME_LIMIT_S = 120.0
 """Time limit in seconds for counting one task."""
@@ -31,25 +32,32 @@ _counted: dict[str, tuple[Work, str]] = {}
 """Results of `count` in this process, by the task's digest."""
 
 
-def count(task: Task, fork_server: ForkServer) -> tuple[Work, str]:
+def is_counted(task: Task) -> bool:
+    """Return True if `count` needs no device, because the work is known."""
+    return task.digest in _counted
+
+
+def count(task: Task, fork_server: ForkServer, sharing: Sharing = ALONE) -> tuple[Work, str]:
     """Return the work of one call of the reference, and the precision of the fastest matrix rate
     that its settings admit ("fp32", "tf32", "fp16" or "bf16").
 
-    Raises TaskError if the module cannot be counted, ForkServerError if the process fails.
+    The device is held by `sharing`; the counting process is stopped while a timing waits. Raises
+    TaskError if the module cannot be counted, ForkServerError if the process fails.
     """
     if task.digest not in _counted:
-        _counted[task.digest] = _count(task, fork_server)
+        _counted[task.digest] = _count(task, fork_server, sharing)
     return _counted[task.digest]
 
 
-def _count(task: Task, fork_server: ForkServer) -> tuple[Work, str]:
+def _count(task: Task, fork_server: ForkServer, sharing: Sharing) -> tuple[Work, str]:
     folder = Path(tempfile.mkdtemp(prefix="count-", dir=fork_server.folder))
     (folder / REQUEST).write_text(json.dumps(task_to_json(task)))
     child = fork_server.fork("cuagent.measure.roofline.count", folder, {})
+    received, late = None, False
     try:
-        ended, _, _ = select.select([child.channel], [], [], TIME_LIMIT_S)
-        received = receive_message(child.channel) if ended else None
-        late = not ended
+        received = receive_from_child(fork_server, child, sharing, TIME_LIMIT_S)
+    except TimeoutError:
+        late = True
     finally:
         fork_server.end(child)
         shutil.rmtree(folder, ignore_errors=True)

@@ -84,16 +84,15 @@ class OpenedAhead:
                     session.unpause()
 
     @contextmanager
-    def paused(self, beside: Sequence[Session] = ()) -> Iterator[None]:
+    def paused(self, beside: Sequence[Session] = ()) -> Iterator[bool]:
         """Stop the processes that are starting here, and those of the sessions `beside` them, until
-        the block ends."""
+        the block ends. Yields False if one cannot be stopped."""
         begun = time.perf_counter()
         with self._opening:
             self._running.clear()
-            for session in (*self._sessions.values(), *beside):
-                session.pause()
+            stopped = [session.pause() for session in (*self._sessions.values(), *beside)]
         try:
-            yield
+            yield all(stopped)
         finally:
             with self._opening:
                 self._paused_s += time.perf_counter() - begun

@@ -27,6 +27,7 @@ from cuagent.task import Device
 from cuagent.verify.batch import Batch
 from cuagent.verify.referee import Referee
 from cuagent.worker import ForkServerError, Session, SessionEnded, Status
+from cuagent.worker.giving_way import DRAIN_S, POLL_S
 
 FRESH_IF_OPENED_IN_S = {Device.CPU: 2.0, Device.CUDA: 0.5}
 """Seconds; a baseline that opens faster than this gets a fresh process for every timing. The CPU's
@@ -34,13 +35,8 @@ limit is higher so that eager is always below it: other processes may make it op
 slowly."""
 COMPILE_S = 900.0
 """Time limit in seconds for a baseline's first call, in which torch.compile compiles."""
-DRAIN_S = 0.3
-"""Seconds to wait until a GPU has finished the work that a stopped process had queued. Autotuning
-queues 0.1 s."""
 AUTOTUNED = "max-autotune"
 """Text in the names of rungs with torch's autotuning."""
-POLL_S = 0.02
-"""Seconds between two looks if a timing waits for the device while processes open."""
 TOGETHER = (Device.CUDA,)
 """Devices on which baselines open at the same time. On a CPU they would take each other's
 processors."""
@@ -301,9 +297,10 @@ class Baselines:
             opening.start(missing)
             while opening.unfinished(missing, POLL_S):
                 if self.device_lock.is_awaited:
-                    with opening.paused(beside):
-                        time.sleep(DRAIN_S)
-                        give_way()
+                    with opening.paused(beside) as stopped:
+                        if stopped:
+                            time.sleep(DRAIN_S)
+                            give_way()
             for name in missing:
                 with suppress(SessionEnded, ForkServerError):
                     self._warm[name] = opening.take(name)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 
+from cuagent.device_lock import ALONE, Sharing
 from cuagent.measure.roofline.ceilings import Ceilings, ceilings
 from cuagent.measure.roofline.count import count
 from cuagent.measure.roofline.model import Roofline, Work
@@ -25,7 +26,7 @@ class TaskFloor:
         self,
         task: Task,
         fork_server: ForkServer,
-        shared: Callable[[], AbstractContextManager[object]],
+        shared: Callable[[], AbstractContextManager[Sharing]],
         exclusive: Callable[[], AbstractContextManager[object]],
     ) -> None:
         """Store the task and the contexts of the device lock.
@@ -42,15 +43,16 @@ class TaskFloor:
         self._roofline: Roofline | None = None
         self._remeasured = False
 
-    def count(self) -> Work | None:
+    def count(self, sharing: Sharing = ALONE) -> Work | None:
         """Return the task's work, counted at the first call; None if counting failed.
 
         Counting runs in a separate process for some seconds. It may fail because other users of the
-        device occupy memory. If it was not called before, the first timing calls it.
+        device occupy memory. If it was not called before, the first timing calls it. The device is
+        held by `sharing`.
         """
         if self._work is None:
             with suppress(TaskError):
-                self._work, self._unit = count(self.task, self.fork_server)
+                self._work, self._unit = count(self.task, self.fork_server, sharing)
         return self._work
 
     def of(self, arms: Sequence[Arm]) -> Floor | None:
@@ -59,8 +61,8 @@ class TaskFloor:
         If the time of one of the `arms` is below the floor, the ceilings are measured again.
         """
         if self._roofline is None and not self._failed:
-            with self._shared():
-                work = self.count()
+            with self._shared() as sharing:
+                work = self.count(sharing)
             if work is None:
                 self._failed = True
             else:

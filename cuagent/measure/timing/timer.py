@@ -20,7 +20,7 @@ from functools import partial
 from cuagent.arms import CANDIDATE, COMPILE, EAGER
 from cuagent.attempt import Attempt
 from cuagent.build import Build
-from cuagent.device_lock import DeviceLock, GiveWay, Sharing
+from cuagent.device_lock import ALONE, DeviceLock, Sharing
 from cuagent.durations import Stage
 from cuagent.events import Emit, ignore
 from cuagent.measure.roofline.ceilings import describe
@@ -133,7 +133,7 @@ class Timer:
         self,
         attempt: Attempt | None = None,
         baselines: Sequence[str] | None = None,
-        give_way: GiveWay = lambda: None,
+        sharing: Sharing = ALONE,
     ) -> OpenProcesses:
         """Prepare a timing of `attempt`; return the function that opens its processes.
 
@@ -144,14 +144,14 @@ class Timer:
 
         Without an attempt the function opens the baselines that stay open, for instance compiled
         ones, but not eager, whose process is as new as the candidate's in every timing. It raises
-        OracleLost or ForkServerError. On a shared device `give_way` (from `opening`) is called
-        while these open. Nothing is prewarmed for a large task.
+        OracleLost or ForkServerError. On a shared device it gives `sharing` (from
+        `opening`) away while these open. Nothing is prewarmed for a large task.
         """
         if self.referee.large:
             return _open_nothing
         self._set_baselines(baselines)
         if attempt is None:
-            return partial(self._open_baselines, give_way)
+            return partial(self._open_baselines, sharing)
         if not self._baselines.were_opened:
             return _open_nothing
         with suppress(OracleLost):
@@ -230,6 +230,10 @@ class Timer:
             else:
                 yield give_way
 
+    def count_work(self, sharing: Sharing) -> None:
+        """Count the task's work, if it is not known yet. The device is held by `sharing`."""
+        self._floor.count(sharing)
+
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Hold the device exclusively within the block, to measure its ceilings."""
@@ -262,7 +266,7 @@ class Timer:
         """
         return self._baselines.opening_paused(needed)
 
-    def _open_baselines(self, give_way: GiveWay) -> None:
+    def _open_baselines(self, sharing: Sharing) -> None:
         """Open the baselines that stay open between timings, without timing them.
 
         On a shared device the task's work is counted too. Otherwise the first timing counts it
@@ -273,12 +277,12 @@ class Timer:
         try:
             if not self.shared_device:
                 self._baselines.open_together()
-            self._baselines.timed_arms(self._baselines.batch_with_fresh_inputs(), give_way)
+            self._baselines.timed_arms(self._baselines.batch_with_fresh_inputs(), sharing)
         finally:
             self._set_baselines(every_baseline)
         if self.shared_device:
-            give_way()
-            self._floor.count()
+            sharing()
+            self._floor.count(sharing)
 
     def opened(self) -> dict[str, TimedArm]:
         """Return the baselines that have an open process, by name."""
