@@ -15,7 +15,9 @@ from cuagent.kernels.cuda_graph import (
     NotCapturable,
     form_of,
     graph_calls,
+    has_parts,
     is_unchanged,
+    parts_of,
     refusal,
     state_of,
 )
@@ -144,6 +146,17 @@ def test_replayed_function_follows_new_values_and_new_inputs() -> None:
             torch.testing.assert_close(twin(x), twin.layer.bias.expand(3, 8))
 
 
+def test_replaced_submodules_invalidate_a_graph() -> None:
+    model = nn.Sequential(nn.Sequential(Block()), nn.ReLU())
+    parts = parts_of(model)
+    assert has_parts(parts)
+    model[0][0] = Block()
+    assert not has_parts(parts)
+    parts = parts_of(model)
+    del model[1]
+    assert not has_parts(parts)
+
+
 @pytest.fixture
 def model() -> Block:
     made = Block().eval().cuda()
@@ -170,6 +183,8 @@ def test_replay_follows_changed_replaced_and_loaded_weights(model: Block) -> Non
         model.layer.bias.data = torch.ones(8, device="cuda")
         torch.testing.assert_close(model(x), model.forward(x))
         model.load_state_dict(Block().state_dict())
+        torch.testing.assert_close(model(x), model.forward(x))
+        model.layer = nn.Linear(8, 8).cuda()
         torch.testing.assert_close(model(x), model.forward(x))
 
 
