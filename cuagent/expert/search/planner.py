@@ -49,6 +49,12 @@ to 14 seconds, and the third was the slowest of the search in both problems whos
 LAUNCH_SECONDS = 12e-6
 """Host time in seconds of one kernel launch from Python, or of one call of torch. A MobileNet of 28
 launches took 0.34 ms (H100 host)."""
+COPIED_BYTES_PER_SECOND = 1.3e12
+"""Rate at which a GPU copies the arguments and results of a CUDA graph.
+
+A copy reads and writes each byte. An H100 took 149 us for the 206 MB of a bottleneck block, whose
+graph ran at half the speed of its launches.
+"""
 LAUNCH_SHARE = 1 / 3
 """Least share of launches in a candidate's time for which a CUDA graph is tried first."""
 LONG_CALL_SECONDS = 5e-3
@@ -233,9 +239,14 @@ def _graph_comes_first(subject: Subject, options: Options, bounds: Bounds) -> bo
     if bounds.rung_seconds > LONG_CALL_SECONDS:
         return False
     made = make_candidate(subject, options)
-    launches = made.launches if made else 0
     share = LAUNCH_SHARE if _has_graph(bounds.rung) else 1.0
-    return launches * LAUNCH_SECONDS > share * bounds.rung_seconds
+    return made is not None and _saved_by_graph(made) > share * bounds.rung_seconds
+
+
+def _saved_by_graph(candidate: Candidate) -> float:
+    """Return the host seconds of a candidate's launches, less the time in which a graph copies."""
+    copies = candidate.copied_bytes / COPIED_BYTES_PER_SECOND
+    return candidate.launches * LAUNCH_SECONDS - copies
 
 
 def _has_graph(rung: str) -> bool:
@@ -251,7 +262,7 @@ def _launches_may_dominate(subject: Subject, best: Outcome) -> bool:
         return False
     if best.seconds is None or best.seconds > LONG_CALL_SECONDS:
         return False
-    return best.candidate.launches * LAUNCH_SECONDS > LAUNCH_SHARE * best.seconds
+    return _saved_by_graph(best.candidate) > LAUNCH_SHARE * best.seconds
 
 
 def _is_idle(subject: Subject, outcomes: Sequence[Outcome]) -> bool:
@@ -299,7 +310,7 @@ def _choices(
             f"replay the {best.candidate.launches} launches as a CUDA graph",
         )
     if not best.is_clear_gain:
-        yield from _tf32(subject, best, outcomes)
+        yield from _tf32(subject, best)
         yield from _layouts(subject, best)
     if not options.compile and _rest_may_gain(best, bounds):
         mode = _compile_mode(bounds.rung)
@@ -329,24 +340,13 @@ def _choices(
             )
 
 
-def _tf32(
-    subject: Subject, best: Outcome, outcomes: Sequence[Outcome]
-) -> Iterator[tuple[Options, str]]:
-    """Yield (options, reason) with TF32 for convolutions that have float32 precision in `best`, if
-    TF32 is admitted and was not refused.
-    """
+def _tf32(subject: Subject, best: Outcome) -> Iterator[tuple[Options, str]]:
+    """Yield (options, reason) with TF32 for convolutions of few channels, if TF32 is admitted."""
     options = best.candidate.options
-    if not subject.target.tf32_convolutions or not best.candidate.convolutions:
-        return
-    if not options.exact_convolutions:
+    if subject.target.tf32_convolutions and not options.exact_convolutions:
         yield (
             replace(options, tf32_few_channels=True),
             "compute convolutions of few channels in TF32, as the library may do",
-        )
-    elif all(o.candidate.options.exact_convolutions for o in outcomes):
-        yield (
-            replace(options, exact_convolutions=False),
-            "compute convolutions in TF32, because a sum may hide that the library does",
         )
 
 
