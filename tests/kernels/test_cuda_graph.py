@@ -126,6 +126,15 @@ def test_replayed_function_on_a_cpu_is_called_each_time_and_copies_are_independe
     assert model.computed == 12
 
 
+def test_replayed_function_is_part_of_a_compiled_caller() -> None:
+    model = Scaled().eval()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    x = torch.randn(3, 8)
+    with torch.no_grad():
+        for step in range(3):
+            torch.testing.assert_close(compiled(x + step), expected_of(model, x + step))
+
+
 @pytest.mark.gpu
 def test_replayed_function_follows_new_values_and_new_inputs() -> None:
     model = Scaled().eval().cuda()
