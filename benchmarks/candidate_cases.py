@@ -35,7 +35,8 @@ LIBRARY = Options(convolutions="library")
 LAST = Options(convolutions="channels_last")
 EVERY = Options(convolutions="every")
 COMPILED = Options(compile="default")
-GRAPHS = Options(compile="reduce-overhead")
+REPLAYED = Options(graph=True)
+GRAPHS = Options(compile="default", graph=True)
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,18 @@ UNET = (
     "self.b = nn.Conv2d(128, 128, 3, padding=1); self.bn = nn.GroupNorm(8, 128)",
     "return F.silu(self.bn(self.b(F.silu(self.an(self.a(x)))))) + x",
 )
-BLOCK: dict[str, Options] = {"own": OWN, "compiled": COMPILED, "graphs": GRAPHS}
+SEPARABLE = ", ".join(
+    "nn.Conv2d(128, 128, 3, padding=1, groups=128, bias=False), nn.BatchNorm2d(128), nn.ReLU(), "
+    "nn.Conv2d(128, 128, 1, bias=False), nn.BatchNorm2d(128), nn.ReLU()"
+    for _ in range(10)
+)
+"""Layers of ten depthwise separable convolutions, as in the middle of MobileNet: 20 launches."""
+BLOCK: dict[str, Options] = {
+    "own": OWN,
+    "replayed": REPLAYED,
+    "compiled": COMPILED,
+    "graphs": GRAPHS,
+}
 CHAIN = BLOCK | {"apart": Options(copies=False), "library": LIBRARY}
 CASES: dict[str, Case] = {
     "8ch-relu": Case(
@@ -203,5 +215,17 @@ CASES: dict[str, Case] = {
     "basic": Case(*BASIC, "32, 64, 56, 56", CHAIN),
     "bottleneck": Case(*BOTTLENECK, "32, 256, 56, 56", CHAIN),
     "mbconv": Case(*MBCONV, "32, 40, 28, 28", BLOCK),
+    "separable": Case(
+        f"self.c = nn.Sequential({SEPARABLE})", "return self.c(x)", "10, 128, 28, 28", BLOCK
+    ),
+    "netvlad": Case(
+        "self.k = nn.Parameter(torch.randn(512, 32) / 22); self.n = nn.BatchNorm1d(32); "
+        "self.centres = nn.Parameter(torch.randn(1, 512, 32) / 22)",
+        "w = F.softmax(self.n(x.view(-1, 512) @ self.k), 1).view(-1, 100, 32); "
+        "r = torch.matmul(w.transpose(1, 2), x).transpose(1, 2) "
+        "- w.sum(1, keepdim=True) * self.centres; "
+        "return F.normalize(F.normalize(r).reshape(-1, 32 * 512))",
+        "2048, 100, 512", BLOCK,
+    ),
     "unet": Case(*UNET, "8, 128, 64, 64", {**BLOCK, "whole": WHOLE}),
 }  # fmt: skip

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from cuagent.expert.capture.subject import Subject
 from cuagent.expert.chains import CHAINED
-from cuagent.expert.graph.graph import Kind, Node
+from cuagent.expert.graph.graph import ITEM_BYTES, Graph, Kind, Node
 from cuagent.expert.kernel import KernelCall
 from cuagent.expert.method import Method, ModuleText
 from cuagent.expert.module import render
@@ -55,6 +55,8 @@ class Candidate:
     """Number of convolutions, except depthwise ones, that torch computes."""
     launches: int = 0
     """Number of kernel launches and torch calls in one call of the module."""
+    copied_bytes: int = 0
+    """Bytes of the arguments and results, which a CUDA graph of the candidate copies."""
     has_recurrences: bool = False
     """True if a CUDA kernel of the candidate computes all steps of a recurrent layer."""
     has_chains: bool = False
@@ -123,11 +125,18 @@ def _assemble(subject: Subject, options: Options, plans: Sequence[MethodPlan]) -
         ),
         library_convolutions=sum(n.op.startswith("F.conv") for n in library_calls),
         launches=len(all_calls) + len(library_calls),
+        copied_bytes=_bytes_at_the_border(plans[0].graph),
         has_recurrences=any(
             k.group.family == "recurrences" and k.path.endswith(".cu") for k in kernels
         ),
         has_chains=any(k.group.family == CHAINED for k in kernels),
     )
+
+
+def _bytes_at_the_border(graph: Graph) -> int:
+    """Return the bytes of a graph's inputs and outputs."""
+    nodes = [graph.node(name) for name in (*graph.inputs, *graph.outputs)]
+    return sum(node.size * ITEM_BYTES.get(node.dtype, 8) for node in nodes)
 
 
 def _method(

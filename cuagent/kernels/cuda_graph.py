@@ -131,7 +131,7 @@ class _GraphedCalls:
 
         Returns the result, and the graph or the reason why there is none.
         """
-        watched = state_of(self._module)
+        watched, parts = state_of(self._module), parts_of(self._module)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         seen = [*tensors, *(tensor for _, _, tensor, _ in watched)]
         before = [_version(tensor) for tensor in seen]
@@ -143,7 +143,7 @@ class _GraphedCalls:
         if reason := _hooks(self._module) or _unfit_result(results, seen):
             return output, f"no CUDA graph: {reason}"
         try:
-            return output, _captured(self._call, leaves, spec, watched)
+            return output, _captured(self._call, leaves, spec, watched, parts)
         except RuntimeError as error:
             return output, f"the capture failed: {str(error).splitlines()[0][:200]}"
 
@@ -204,6 +204,25 @@ def state_of(module: torch.nn.Module) -> Watched:
     ]
 
 
+Parts = list[tuple[dict[str, Any], str, Any]]
+"""Submodules of a module, each as (the `_modules` dict that contains it, its key there, the
+submodule)."""
+
+
+def parts_of(module: torch.nn.Module) -> Parts:
+    """Return the submodules of a module, whose tensors a graph has recorded."""
+    return [
+        (part._modules, name, inner)
+        for part in module.modules()
+        for name, inner in part._modules.items()
+    ]
+
+
+def has_parts(parts: Parts) -> bool:
+    """Return True if no submodule was replaced or removed."""
+    return all(holder.get(name) is inner for holder, name, inner in parts)
+
+
 def is_unchanged(watched: Watched) -> bool:
     """Return True if each parameter and buffer is still the same tensor at the same address."""
     return all(
@@ -219,12 +238,13 @@ class _Graph:
     results: list[Any]
     spec: Any
     watched: Watched
+    parts: Parts
     done: torch.cuda.Event
     """Event that is recorded after the latest replay, or after the capture. The next replay waits
     for the event, because it may run on another stream and uses the same buffers."""
 
     def is_valid(self) -> bool:
-        return is_unchanged(self.watched)
+        return has_parts(self.parts) and is_unchanged(self.watched)
 
     def replay(self, leaves: Sequence[Any]) -> Any:
         stream = torch.cuda.current_stream(self._device)
@@ -244,7 +264,7 @@ class _Graph:
 
 
 def _captured(
-    call: Callable[..., Any], leaves: Sequence[Any], spec: Any, watched: Watched
+    call: Callable[..., Any], leaves: Sequence[Any], spec: Any, watched: Watched, parts: Parts
 ) -> _Graph:
     """Capture one call on copies of its arguments and return the graph. Raises RuntimeError."""
     own = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
@@ -271,7 +291,7 @@ def _captured(
         done = torch.cuda.Event()
         done.record(current)
     results, result_spec = pytree.tree_flatten(output)
-    return _Graph(graph, own, results, result_spec, watched, done)
+    return _Graph(graph, own, results, result_spec, watched, parts, done)
 
 
 def _end_capture_of_generator(stream: torch.cuda.Stream) -> None:

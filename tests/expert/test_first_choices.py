@@ -117,14 +117,6 @@ def test_convolution_is_as_exact_as_the_reference_from_the_first_candidate(
     assert not any(text in files["model_new.py"] for text in other)
 
 
-def test_tf32_is_tried_after_an_exact_convolution_without_a_gain(tmp_path):
-    subject = subject_of(tmp_path, TRANSPOSED, "2, 32, 16, 16, 16", TRANSPOSED_BODY)
-    first, second, *_ = tried(subject, 0.9, Bounds(is_exact=True))
-    assert first.exact_convolutions
-    assert not second.exact_convolutions
-    assert all(o.exact_convolutions for o in tried(subject, 2.0, Bounds(is_exact=True)))
-
-
 def test_refused_tf32_is_not_tried_again(tmp_path):
     subject = subject_of(tmp_path, TRANSPOSED, "2, 32, 16, 16, 16", TRANSPOSED_BODY)
     outcomes = [Outcome(propose(subject, []).candidate, False, "less precise than allowed", 1)]
@@ -193,6 +185,17 @@ def test_launches_that_take_much_of_the_time_are_captured_next(tmp_path, seconds
     outcome = Outcome(first, True, "accepted", 1, ratios, seconds=seconds)
     assert first.launches >= 4
     assert propose(subject, [outcome]).candidate.options.graph is graph
+
+
+@pytest.mark.parametrize(("shape", "graph"), [("64, 32", True), ("1048576, 32", False)])
+def test_large_arguments_are_not_copied_for_a_graph(tmp_path, shape, graph):
+    subject = subject_of(tmp_path, NORMS, shape, "self.c(x)")
+    first = propose(subject, []).candidate
+    rows = int(shape.partition(",")[0])
+    assert first.copied_bytes == 2 * rows * 32 * 4
+    outcome = Outcome(first, True, "accepted", 1, {"compile": Ratio(2.0, 1.98, 2.02)}, seconds=1e-4)
+    proposal = propose(subject, [outcome])
+    assert proposal.candidate.options.graph is graph
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,9 @@ from cuagent.kernels.cuda_graph import (
     NotCapturable,
     form_of,
     graph_calls,
+    has_parts,
     is_unchanged,
+    parts_of,
     refusal,
     state_of,
 )
@@ -124,6 +126,15 @@ def test_replayed_function_on_a_cpu_is_called_each_time_and_copies_are_independe
     assert model.computed == 12
 
 
+def test_replayed_function_is_part_of_a_compiled_caller() -> None:
+    model = Scaled().eval()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    x = torch.randn(3, 8)
+    with torch.no_grad():
+        for step in range(3):
+            torch.testing.assert_close(compiled(x + step), expected_of(model, x + step))
+
+
 @pytest.mark.gpu
 def test_replayed_function_follows_new_values_and_new_inputs() -> None:
     model = Scaled().eval().cuda()
@@ -142,6 +153,17 @@ def test_replayed_function_follows_new_values_and_new_inputs() -> None:
         twin.renew()
         for _ in range(3):
             torch.testing.assert_close(twin(x), twin.layer.bias.expand(3, 8))
+
+
+def test_replaced_submodules_invalidate_a_graph() -> None:
+    model = nn.Sequential(nn.Sequential(Block()), nn.ReLU())
+    parts = parts_of(model)
+    assert has_parts(parts)
+    model[0][0] = Block()
+    assert not has_parts(parts)
+    parts = parts_of(model)
+    del model[1]
+    assert not has_parts(parts)
 
 
 @pytest.fixture
@@ -170,6 +192,8 @@ def test_replay_follows_changed_replaced_and_loaded_weights(model: Block) -> Non
         model.layer.bias.data = torch.ones(8, device="cuda")
         torch.testing.assert_close(model(x), model.forward(x))
         model.load_state_dict(Block().state_dict())
+        torch.testing.assert_close(model(x), model.forward(x))
+        model.layer = nn.Linear(8, 8).cuda()
         torch.testing.assert_close(model(x), model.forward(x))
 
 

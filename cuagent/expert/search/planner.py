@@ -17,6 +17,7 @@ from cuagent.expert.candidate import Candidate, make_candidate
 from cuagent.expert.capture.subject import Subject
 from cuagent.expert.options import Options
 from cuagent.expert.search.memory import Memory
+from cuagent.expert.search.repairs import repairs
 from cuagent.timing import Ratio
 
 MAX_ATTEMPTS = 6
@@ -48,6 +49,12 @@ to 14 seconds, and the third was the slowest of the search in both problems whos
 LAUNCH_SECONDS = 12e-6
 """Host time in seconds of one kernel launch from Python, or of one call of torch. A MobileNet of 28
 launches took 0.34 ms (H100 host)."""
+COPIED_BYTES_PER_SECOND = 1.3e12
+"""Rate at which a GPU copies the arguments and results of a CUDA graph.
+
+A copy reads and writes each byte. An H100 took 149 us for the 206 MB of a bottleneck block, whose
+graph ran at half the speed of its launches.
+"""
 LAUNCH_SHARE = 1 / 3
 """Least share of launches in a candidate's time for which a CUDA graph is tried first."""
 LONG_CALL_SECONDS = 5e-3
@@ -232,9 +239,14 @@ def _graph_comes_first(subject: Subject, options: Options, bounds: Bounds) -> bo
     if bounds.rung_seconds > LONG_CALL_SECONDS:
         return False
     made = make_candidate(subject, options)
-    launches = made.launches if made else 0
     share = LAUNCH_SHARE if _has_graph(bounds.rung) else 1.0
-    return launches * LAUNCH_SECONDS > share * bounds.rung_seconds
+    return made is not None and _saved_by_graph(made) > share * bounds.rung_seconds
+
+
+def _saved_by_graph(candidate: Candidate) -> float:
+    """Return the host seconds of a candidate's launches, less the time in which a graph copies."""
+    copies = candidate.copied_bytes / COPIED_BYTES_PER_SECOND
+    return candidate.launches * LAUNCH_SECONDS - copies
 
 
 def _has_graph(rung: str) -> bool:
@@ -250,7 +262,7 @@ def _launches_may_dominate(subject: Subject, best: Outcome) -> bool:
         return False
     if best.seconds is None or best.seconds > LONG_CALL_SECONDS:
         return False
-    return best.candidate.launches * LAUNCH_SECONDS > LAUNCH_SHARE * best.seconds
+    return _saved_by_graph(best.candidate) > LAUNCH_SHARE * best.seconds
 
 
 def _is_idle(subject: Subject, outcomes: Sequence[Outcome]) -> bool:
@@ -279,7 +291,7 @@ def _choices(
         return
     best = best_of(outcomes)
     if best is None:
-        yield from _repairs(outcomes[-1])
+        yield from repairs(outcomes[-1])
         return
     options = best.candidate.options
     if options.own_recurrences and best.candidate.has_recurrences and best.speedup < 1:
@@ -298,7 +310,7 @@ def _choices(
             f"replay the {best.candidate.launches} launches as a CUDA graph",
         )
     if not best.is_clear_gain:
-        yield from _tf32(subject, best, outcomes)
+        yield from _tf32(subject, best)
         yield from _layouts(subject, best)
     if not options.compile and _rest_may_gain(best, bounds):
         mode = _compile_mode(bounds.rung)
@@ -328,24 +340,13 @@ def _choices(
             )
 
 
-def _tf32(
-    subject: Subject, best: Outcome, outcomes: Sequence[Outcome]
-) -> Iterator[tuple[Options, str]]:
-    """Yield (options, reason) with TF32 for convolutions that have float32 precision in `best`, if
-    TF32 is admitted and was not refused.
-    """
+def _tf32(subject: Subject, best: Outcome) -> Iterator[tuple[Options, str]]:
+    """Yield (options, reason) with TF32 for convolutions of few channels, if TF32 is admitted."""
     options = best.candidate.options
-    if not subject.target.tf32_convolutions or not best.candidate.convolutions:
-        return
-    if not options.exact_convolutions:
+    if subject.target.tf32_convolutions and not options.exact_convolutions:
         yield (
             replace(options, tf32_few_channels=True),
             "compute convolutions of few channels in TF32, as the library may do",
-        )
-    elif all(o.candidate.options.exact_convolutions for o in outcomes):
-        yield (
-            replace(options, exact_convolutions=False),
-            "compute convolutions in TF32, because a sum may hide that the library does",
         )
 
 
@@ -399,61 +400,3 @@ def _schedules(subject: Subject, best: Outcome) -> Iterator[tuple[Options, str]]
     elif not best.is_likely_gain:
         for tile in (16, 256):
             yield replace(options, tile=tile), f"use tiles of {tile} adjacent rows"
-
-
-def _repairs(failed: Outcome) -> Iterator[tuple[Options, str]]:
-    """Yield (options, reason) of the candidates to try after a rejection.
-
-    They omit, in this order: chains of kernels, torch.compile and the CUDA graph if no value was
-    wrong, a kernel that did not compile, fused calls, values computed once, TF32 and folded weights
-    if values were wrong, torch.compile and the CUDA graph, and each kernel alone.
-    """
-    candidate, options = failed.candidate, failed.candidate.options
-    if candidate.has_chains:
-        yield replace(options, chains=False), "launch each kernel by itself, to find a faulty one"
-    is_imprecise = _is_wrong_result(failed.reason) or "while timed" in failed.reason
-    if not failed.broken_files and not is_imprecise:
-        yield from _plainer(options)
-    parts = list(zip(candidate.kernels, candidate.origins, strict=True))
-    for name, origins in parts:
-        if any(name in path for path in failed.broken_files):
-            yield (
-                replace(options, keep=options.keep | origins),
-                f"leave the operators of {name} to torch, because it does not compile",
-            )
-    if candidate.has_recurrences:
-        yield replace(options, own_recurrences=False), "leave recurrent layers to the library"
-    if candidate.library:
-        yield replace(options, attention=False), "leave attention as it is written"
-        yield replace(options, recurrences=False), "leave recurrences to torch"
-    if candidate.constants:
-        yield replace(options, constants=False), "compute masks and tables in each call"
-    if is_imprecise and candidate.convolutions:
-        # The library computes some convolutions in float32 although TF32 is admitted.
-        yield replace(options, exact_convolutions=True), "compute convolutions as in float32"
-    if _is_wrong_result(failed.reason) and options.fold and candidate.folded:
-        yield replace(options, fold=False), "keep the weights unfolded, for more precision"
-    yield from _plainer(options)
-    for name, origins in parts:
-        yield (
-            replace(options, keep=options.keep | origins),
-            f"leave out {name}, which may be wrong",
-        )
-
-
-def _plainer(options: Options) -> Iterator[tuple[Options, str]]:
-    """Yield (options, reason) without torch.compile, and without a CUDA graph.
-
-    An exception may come from either, and says nothing about the kernels.
-    """
-    if options.compile:
-        yield replace(options, compile=""), "run all that is not in a kernel without torch.compile"
-    if options.graph:
-        yield (
-            replace(options, compile="", graph=False),
-            "launch the kernels without a CUDA graph",
-        )
-
-
-def _is_wrong_result(reason: str) -> bool:
-    return "precise" in reason or "values" in reason

@@ -1,0 +1,74 @@
+"""Choose the candidates to try after a rejection, from the reason of the rejection.
+
+A rejection seldom says which part of a candidate is at fault, so parts are left out one by one:
+first those that fail most often, last the kernels alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from cuagent.expert.options import Options
+
+if TYPE_CHECKING:
+    from cuagent.expert.search.planner import Outcome
+
+
+def repairs(failed: Outcome) -> Iterator[tuple[Options, str]]:
+    """Yield (options, reason) of the candidates to try after a rejection.
+
+    They omit, in this order: chains of kernels, torch.compile and the CUDA graph if no value was
+    wrong, a kernel that did not compile, fused calls, values computed once, TF32 and folded weights
+    if values were wrong, torch.compile and the CUDA graph, and each kernel alone.
+    """
+    candidate, options = failed.candidate, failed.candidate.options
+    if candidate.has_chains:
+        yield replace(options, chains=False), "launch each kernel by itself, to find a faulty one"
+    is_imprecise = _is_wrong_result(failed.reason) or "while timed" in failed.reason
+    if not failed.broken_files and not is_imprecise:
+        yield from _plainer(options)
+    parts = list(zip(candidate.kernels, candidate.origins, strict=True))
+    for name, origins in parts:
+        if any(name in path for path in failed.broken_files):
+            yield (
+                replace(options, keep=options.keep | origins),
+                f"leave the operators of {name} to torch, because it does not compile",
+            )
+    if candidate.has_recurrences:
+        yield replace(options, own_recurrences=False), "leave recurrent layers to the library"
+    if candidate.library:
+        yield replace(options, attention=False), "leave attention as it is written"
+        yield replace(options, recurrences=False), "leave recurrences to torch"
+    if candidate.constants:
+        yield replace(options, constants=False), "compute masks and tables in each call"
+    if is_imprecise and candidate.convolutions:
+        # The library computes some convolutions in float32 although TF32 is admitted.
+        yield replace(options, exact_convolutions=True), "compute convolutions as in float32"
+    if _is_wrong_result(failed.reason) and options.fold and candidate.folded:
+        yield replace(options, fold=False), "keep the weights unfolded, for more precision"
+    yield from _plainer(options)
+    for name, origins in parts:
+        yield (
+            replace(options, keep=options.keep | origins),
+            f"leave out {name}, which may be wrong",
+        )
+
+
+def _plainer(options: Options) -> Iterator[tuple[Options, str]]:
+    """Yield (options, reason) without torch.compile, and without a CUDA graph.
+
+    An exception may come from either, and says nothing about the kernels.
+    """
+    if options.compile:
+        yield replace(options, compile=""), "run all that is not in a kernel without torch.compile"
+    if options.graph:
+        yield (
+            replace(options, compile="", graph=False),
+            "launch the kernels without a CUDA graph",
+        )
+
+
+def _is_wrong_result(reason: str) -> bool:
+    return "precise" in reason or "values" in reason
