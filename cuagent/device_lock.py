@@ -77,7 +77,8 @@ class DeviceLock:
             return None
         with self.lock.with_suffix(".door").open("a+") as queue:
             try:
-                fcntl.flock(queue, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Shared, so that two processes that look at the same time do not see each other.
+                fcntl.flock(queue, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 queue.seek(0)
                 try:

@@ -407,6 +407,16 @@ def mode_of(device_lock: DeviceLock) -> str:
     return "exclusive"
 
 
+def test_processes_that_look_at_the_same_time_do_not_see_each_other(tmp_path: Path) -> None:
+    lock = DeviceLock(tmp_path / "gpu-0")
+
+    def looks() -> int:
+        return sum(lock.is_awaited for _ in range(5000))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert sum(one.result() for one in [threads.submit(looks) for _ in range(4)]) == 0
+
+
 def test_rungs_of_the_record_compile_while_attempts_are_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,16 +116,19 @@ class DrivenProcess:
         """Stop the process and its descendants now, although another thread waits for its command,
         or it has had none yet; return False if they cannot be stopped.
 
-        The time until `unpause` does not count against the time limits of commands. Work that is
-        queued on a GPU continues.
+        The time until `unpause` does not count against the time limits of commands, unless the
+        processes cannot be stopped. Work that is queued on a GPU continues.
         """
         with self._switching:
-            self._paused, self._paused_at = True, time.monotonic()
             if (self._in_command or self._warms_up) and not self.closed:
                 try:
                     self._suspend()
-                except (suspend.SuspendError, ForkServerError):
+                except ForkServerError:
                     return False
+                except suspend.SuspendError as error:
+                    suspend.resume(self._child.pid, error.outside_group)
+                    return False
+            self._paused, self._paused_at = True, time.monotonic()
         return True
 
     def unpause(self) -> None:

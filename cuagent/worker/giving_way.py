@@ -6,7 +6,6 @@ import select
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
 from typing import Any
 
 from cuagent.device_lock import ALONE, GiveWay, Sharing
@@ -61,26 +60,36 @@ def receive_from_child(
         if limit_s <= 0:
             raise TimeoutError
         if sharing.awaited():
-            with suppress(suspend.SuspendError):  # then the device is kept
-                outside = fork_server.suspend(child)
-                try:
-                    time.sleep(DRAIN_S)
-                    sharing()
-                finally:
-                    suspend.resume(child.pid, outside)
+            _give_way_without(fork_server, child, sharing)
+
+
+def _give_way_without(fork_server: ForkServer, child: Child, give_way: GiveWay) -> None:
+    """Call `give_way` while a trusted child is stopped. If it cannot be stopped, the device is
+    kept."""
+    try:
+        outside = fork_server.suspend(child)
+    except suspend.SuspendError as error:
+        suspend.resume(child.pid, error.outside_group)
+        return
+    try:
+        time.sleep(DRAIN_S)
+        give_way()
+    finally:
+        suspend.resume(child.pid, outside)
 
 
 def give_way_beside(processes: Sequence[DrivenProcess], give_way: GiveWay) -> None:
-    """Call `give_way` while those of `processes` that may compute are stopped.
+    """Call `give_way` while `processes` are stopped. If one cannot be stopped, the device is kept.
 
-    If one cannot be stopped, the device is kept.
+    A process between two commands is stopped too, because another thread may send the next one
+    meanwhile.
     """
-    busy = [process for process in processes if process.may_compute]
+    computed = any(process.may_compute for process in processes)
     try:
-        if all(process.pause() for process in busy):
-            if busy:
+        if all([process.pause() for process in processes]):
+            if computed:
                 time.sleep(DRAIN_S)
             give_way()
     finally:
-        for process in busy:
+        for process in processes:
             process.unpause()

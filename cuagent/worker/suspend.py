@@ -29,14 +29,20 @@ RUNNING = frozenset("RS")
 class SuspendError(Exception):
     """Error: processes multiply, or wake each other, faster than they can be stopped."""
 
+    def __init__(self, message: str, outside_group: Collection[int] = ()) -> None:
+        """`outside_group` are the descendants outside the group that may be stopped now."""
+        super().__init__(message)
+        self.outside_group = outside_group
+
 
 def stop(pid: int, subreaper: int, sessions: Collection[int]) -> set[int]:
     """Stop the process group `pid` and its descendants; return the descendants outside the group.
 
     Daemons are stopped but not returned. `sessions` are the children of the subreaper that must not
-    be taken for daemons. Raises SuspendError if the processes keep running.
+    be taken for daemons. Raises SuspendError if the processes keep running; some are stopped then.
     """
     before: set[int] | None = None
+    outside: set[int] = set()
     for _ in range(MAX_SCANS):
         _send(pid, signal.SIGSTOP, group=True)
         daemons = set(_children(subreaper)) - set(sessions)
@@ -47,11 +53,12 @@ def stop(pid: int, subreaper: int, sessions: Collection[int]) -> set[int]:
             return set()
         for process in found:
             _send(process, signal.SIGSTOP)
+        outside = {process for process in descendants if _group(process) != pid}
         if found == before and not any(map(_runs, (pid, *found))):
-            return {process for process in descendants if _group(process) != pid}
+            return outside
         before = found
         time.sleep(PAUSE_S)
-    raise SuspendError("the candidate's processes do not stop")
+    raise SuspendError("the candidate's processes do not stop", outside)
 
 
 def resume(pid: int, outside_group: Collection[int]) -> None:

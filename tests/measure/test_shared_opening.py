@@ -15,14 +15,15 @@ import pytest
 from cuagent.arms import EAGER
 from cuagent.attempt import Attempt
 from cuagent.device_lock import DeviceLock, Sharing
+from cuagent.measure.roofline import count
 from cuagent.measure.timing import baselines
 from cuagent.measure.timing.timer import Timer
 from cuagent.task import Device, load_task
 from cuagent.verify import Referee
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.weights import Weights
-from cuagent.worker import ForkServer, Session
-from cuagent.worker.giving_way import run_giving_way
+from cuagent.worker import ForkServer, Session, suspend
+from cuagent.worker.giving_way import give_way_beside, run_giving_way
 
 OTHER = f"{EAGER}+tf32"
 STEPS, STEP_S = 150, 0.01
@@ -206,6 +207,37 @@ def test_process_of_a_verdict_is_stopped_in_a_break_of_the_oracle(
     assert set(states) == {"T"}
     assert state_of(session) != "T", "it was not continued"
     pending.close()
+
+
+def test_process_between_two_commands_does_not_begin_the_next_in_a_break(referee: Referee) -> None:
+    referee.processes.load_timed_weights()
+    with referee.processes.begin_reference(EAGER) as session:
+        referee.processes.finish_reference(session)
+        assert not session.may_compute
+        seen = list[object]()
+        again = threading.Thread(target=referee.processes.finish_reference, args=(session,))
+
+        def time_elsewhere() -> None:
+            again.start()
+            again.join(1)
+            seen.append((state_of(session), again.is_alive()))
+
+        give_way_beside((session,), time_elsewhere)
+        again.join(60)
+        assert seen == [("T", True)]
+
+
+def test_child_that_cannot_be_stopped_continues(
+    fork_server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "task.py"
+    forks = ("if not os.fork():", "    time.sleep(60)", "    os._exit(0)", "self.linear")
+    path.write_text(TASK.replace("self.linear", "\n        ".join(forks), 1))
+    monkeypatch.setattr(suspend, "MAX_SCANS", 1)  # too few for a process with a child
+    monkeypatch.setattr(count, "TIME_LIMIT_S", 15.0)
+    sharing = Sharing(lambda: None, lambda: True)
+    work, _ = count.count(load_task(path, device="cpu"), fork_server, sharing)
+    assert work.matrix_flops
 
 
 def state_of(session: Session) -> str:
