@@ -15,7 +15,8 @@ attribute that is not one of the module's tensors has no effect on a graph.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,12 +61,10 @@ def replay(
     """
     if torch.compiler.is_compiling():
         return compute(module, *arguments, *values)
-    held: _Held = module.__dict__.setdefault(HELD, _Held())
-    if held.values is not values or held.compute is not compute:
-        held.values, held.compute, held.calls = values, compute, None
+    held: _Held | None = module.__dict__.get(HELD)
+    if held is None or not held.is_of(module, compute, values):
+        module.__dict__[HELD] = _Held(module, compute, values)
         return compute(module, *arguments, *values)
-    if held.calls is None:
-        held.calls = _GraphedCalls(module, lambda *given: compute(module, *given, *values), False)
     return held.calls(*arguments)
 
 
@@ -74,18 +73,34 @@ HELD = "_cuda_graphs_of_replay"
 
 
 class _Held:
-    """The graphs of a module for `replay`, with the function and the values that they contain."""
+    """The graphs of a module for `replay`, with the function and the values that they contain.
 
-    def __init__(self) -> None:
-        self.values: tuple[Any, ...] | None = None
-        self.compute: Callable[..., Any] | None = None
-        self.calls: _GraphedCalls | None = None
+    It never changes, because other threads may call the module.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module | None,
+        compute: Callable[..., Any] | None,
+        values: tuple[Any, ...],
+    ) -> None:
+        self._module, self._compute, self._values = module, compute, values
+        if module is not None and compute is not None:
+            self.calls = _GraphedCalls(module, lambda *x: compute(module, *x, *values), False)
+
+    def is_of(
+        self, module: torch.nn.Module, compute: Callable[..., Any], values: tuple[Any, ...]
+    ) -> bool:
+        """Return True if the graphs are those of this call. A shallow copy of a module has the
+        attributes of the original."""
+        same = self._module is module and self._compute is compute
+        return same and self._values is values
 
     def __deepcopy__(self, memo: object) -> _Held:
-        return _Held()
+        return _Held(None, None, ())
 
     def __reduce__(self) -> Any:
-        return _Held, ()
+        return _Held, (None, None, ())
 
 
 class _GraphedCalls:
@@ -273,7 +288,7 @@ def _captured(
         raise NotCapturable("an argument has a layout that a copy does not keep")
     arguments, named = pytree.tree_unflatten(own, spec)
     device = pairs[0][0].device
-    with torch.cuda.device(device):
+    with torch.cuda.device(device), casts_not_cached():
         current, side = torch.cuda.current_stream(), torch.cuda.Stream()
         side.wait_stream(current)
         with torch.cuda.stream(side):
@@ -292,6 +307,21 @@ def _captured(
         done.record(current)
     results, result_spec = pytree.tree_flatten(output)
     return _Graph(graph, own, results, result_spec, watched, parts, done)
+
+
+@contextmanager
+def casts_not_cached() -> Iterator[None]:
+    """Context in which autocast casts the weights anew in each call.
+
+    It frees cached casts at its end, and they do not follow changes of the weights, so a graph must
+    not read them.
+    """
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
 def _end_capture_of_generator(stream: torch.cuda.Stream) -> None:

@@ -13,6 +13,7 @@ from cuagent.kernels import replay
 from cuagent.kernels.cuda_graph import (
     MAX_GRAPHS,
     NotCapturable,
+    casts_not_cached,
     form_of,
     graph_calls,
     has_parts,
@@ -124,6 +125,57 @@ def test_replayed_function_on_a_cpu_is_called_each_time_and_copies_are_independe
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert_follows_changes(twin, x)
     assert model.computed == 12
+
+
+class Functional(nn.Module):
+    """Module without prepared values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return replay(self, Functional.compute, (x,))
+
+
+def test_shallow_copy_with_other_weights_does_not_call_the_original() -> None:
+    """As those that torch.nn.DataParallel makes."""
+    model, x = Functional().eval(), torch.randn(3, 8)
+    for _ in range(2):
+        model(x)
+    twin = copy.copy(model)
+    twin.__dict__["_modules"] = {"layer": nn.Linear(8, 8)}
+    for _ in range(3):
+        assert torch.equal(twin(x), twin.layer(x))
+        assert torch.equal(model(x), model.layer(x))
+
+
+def test_casts_of_a_captured_call_follow_the_weights() -> None:
+    layer, x = nn.Linear(8, 8), torch.randn(3, 8)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        layer(x)  # fills the cache
+        layer.weight.mul_(-2)
+        with casts_not_cached():
+            found = layer(x)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(found, layer(x))
+
+
+@pytest.mark.gpu
+def test_graph_captured_under_autocast_follows_the_weights(model: Block) -> None:
+    x = torch.randn(5, 8, device="cuda")
+    for factor in (1, -2, 3):
+        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+            model.layer.weight.mul_(factor)
+            found = [model(x) for _ in range(2)]
+            junk = [torch.full((8, 8), 9, device="cuda", dtype=torch.bfloat16) for _ in range(9)]
+        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+            for each in found:
+                torch.testing.assert_close(each, model.forward(x))
+        del junk
 
 
 def test_replayed_function_is_part_of_a_compiled_caller() -> None:
