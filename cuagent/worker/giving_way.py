@@ -86,7 +86,8 @@ def give_way_beside(processes: Sequence[DrivenProcess], give_way: GiveWay) -> No
     """
     computed = any(process.may_compute for process in processes)
     try:
-        if all([process.pause() for process in processes]):
+        stopped = [process.pause() for process in processes]
+        if all(stopped):
             if computed:
                 time.sleep(DRAIN_S)
             give_way()

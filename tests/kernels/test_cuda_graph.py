@@ -147,9 +147,10 @@ def test_shallow_copy_with_other_weights_does_not_call_the_original() -> None:
     for _ in range(2):
         model(x)
     twin = copy.copy(model)
-    twin.__dict__["_modules"] = {"layer": nn.Linear(8, 8)}
+    layer = nn.Linear(8, 8)
+    twin.__dict__["_modules"] = {"layer": layer}
     for _ in range(3):
-        assert torch.equal(twin(x), twin.layer(x))
+        assert torch.equal(twin(x), layer(x))
         assert torch.equal(model(x), model.layer(x))
 
 
