@@ -142,11 +142,24 @@ def read_results(path: Path) -> list[Record]:
     return [_plain(r) for r in _records(path / RESULTS if path.is_dir() else path)]
 
 
+def outdated(path: Path) -> int:
+    """Return the number of records in another version of the format, which `read_results` leaves
+    out."""
+    records = _objects(path / RESULTS if path.is_dir() else path)
+    return sum(record.get("format", FORMAT) != FORMAT for record in records)
+
+
 def _records(file: Path) -> Iterator[Record]:
+    for record in _objects(file):
+        if record.get("format") == FORMAT and is_record(record):
+            yield record
+
+
+def _objects(file: Path) -> Iterator[Record]:
     for line in _content(file).split(b"\n"):
         with suppress(ValueError, RecursionError):
             record = json.loads(line)
-            if isinstance(record, dict) and record.get("format") == FORMAT and is_record(record):
+            if isinstance(record, dict):
                 yield record
 
 

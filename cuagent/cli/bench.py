@@ -173,7 +173,7 @@ def _run(
     trust: bool,
 ) -> None:
     from cuagent.bench.page import write_page
-    from cuagent.bench.results import PAGE, latest, opened_for_writing
+    from cuagent.bench.results import PAGE, latest, opened_for_writing, outdated
     from cuagent.bench.scheduler import orders_for, run_orders
     from cuagent.ui.bench import BenchView, print_results
 
@@ -184,6 +184,11 @@ def _run(
             print_stderr(
                 f"{results.path}: {results.foreign} results of unknown origin do not count: "
                 "cuagent did not write them for you on this machine; --trust accepts them"
+            )
+        if resume and (count := outdated(out)):
+            print_stderr(
+                f"{results.path}: {count} results of another version of cuagent's format do not "
+                "count; their problems run again"
             )
         where = _device_name(wanted.device, placed)
         engine, slots = _engine(placed, wanted.device, out)
@@ -254,13 +259,18 @@ def _device_name(device: str, placed: tuple[str, int, int | None]) -> str:
 
 def _compare(paths: list[str]) -> None:
     from cuagent.bench.compare import compare
-    from cuagent.bench.results import read_results
+    from cuagent.bench.results import outdated, read_results
     from cuagent.ui.bench import print_comparison
 
     if len(paths) != 2:
         raise Refused("compare takes two results: cuagent bench compare A B")
     both: list[list[dict[str, Any]]] = [read_results(Path(path)) for path in paths]
     for path, records in zip(paths, both, strict=True):
+        if not records and (count := outdated(Path(path))):
+            raise Refused(
+                f"{path}: {count} results of another version of cuagent's format; run the "
+                "benchmark again"
+            )
         if not records:
             raise Refused(f"{path}: no results; give a folder with results.jsonl or such a file")
     print_comparison(compare(*both), sys.stdout)

@@ -316,3 +316,51 @@ def test_another_version_of_a_library_leaves_the_module(
     packaged(capture(script, "net.layers.0").folder)
     other = "import transformers\ntransformers.__version__ = '0.1'\n" + APPLIED.format("net")
     assert ran(script.replace("# apply here", other) + PRINTS)[-1] == "ran 0"
+
+
+NUMBERS = """
+import torch
+from torch import nn
+
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = self.fc(x)
+        return y, {0}
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x):
+        y, number = self.inner(x)
+        return y.sum().item(), number
+
+torch.manual_seed(0)
+net = Net().eval()
+# apply here
+with torch.no_grad():
+    for seed in {1}:
+        torch.manual_seed(seed)
+        print(*net(torch.randn(4, 8)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "ran_count"), [("float(y.mean())", 0), ("int(y.argmax())", 0), ("0.5", 3)]
+)
+def test_number_that_a_call_computes_from_its_inputs_is_no_constant(
+    capture: Run, ran: Callable[[str], list[str]], number: str, ran_count: int
+) -> None:
+    """Calls on equal inputs, as in the captured script, do not show it."""
+    done = capture(NUMBERS.format(number, [1, 1]), "net.inner")
+    packaged(done.folder)
+    script = NUMBERS.format(number, [1, 2, 3])
+    after = ran(script.replace("# apply here", APPLIED.format("net")) + PRINTS)
+    assert after[:-1] == ran(script)
+    assert after[-1] == f"ran {ran_count}"

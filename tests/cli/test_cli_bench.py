@@ -24,6 +24,7 @@ from cuagent.cli.exits import Refused
         (["tasks", "--engine", "cloud", "--device", "cpu"], "use local or ray"),
         (["compare", "tasks"], "compare takes two results"),
         (["compare", "tasks", "tasks"], "tasks: no results"),
+        (["compare", "old", "old"], "old: 1 results of another version"),
     ],
 )
 def test_a_command_that_cannot_work_is_refused_in_one_line(
@@ -31,6 +32,8 @@ def test_a_command_that_cannot_work_is_refused_in_one_line(
 ) -> None:
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "task.py").write_text(TASK)
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "results.jsonl").write_text('{"format": 1, "problem": "a"}\n')
     done = cuagent("bench", *arguments)
     assert done.returncode == 2
     assert message in done.stderr
