@@ -114,22 +114,23 @@ class DrivenProcess:
 
     def pause(self) -> bool:
         """Stop the process and its descendants now, although another thread waits for its command,
-        or it has had none yet; return False if they cannot be stopped.
+        or it has had none yet; return False if some cannot be stopped. Call `unpause` in any case.
 
-        The time until `unpause` does not count against the time limits of commands, unless the
-        processes cannot be stopped. Work that is queued on a GPU continues.
+        The time until `unpause` does not count against the time limits of commands. Work that is
+        queued on a GPU continues.
         """
+        stopped = True
         with self._switching:
             if (self._in_command or self._warms_up) and not self.closed:
                 try:
                     self._suspend()
                 except ForkServerError:
-                    return False
+                    stopped = False
                 except suspend.SuspendError as error:
-                    suspend.resume(self._child.pid, error.outside_group)
-                    return False
+                    stopped, self._outside_group = False, set(error.outside_group)
+            # Seconds of vain attempts to stop the process count: it computed meanwhile.
             self._paused, self._paused_at = True, time.monotonic()
-        return True
+        return stopped
 
     def unpause(self) -> None:
         """Continue the processes that `pause` stopped, unless their command has ended."""

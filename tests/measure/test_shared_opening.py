@@ -22,7 +22,7 @@ from cuagent.task import Device, load_task
 from cuagent.verify import Referee
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.weights import Weights
-from cuagent.worker import ForkServer, Session, suspend
+from cuagent.worker import ForkServer, Session, SessionEnded, suspend
 from cuagent.worker.giving_way import give_way_beside, run_giving_way
 
 OTHER = f"{EAGER}+tf32"
@@ -225,6 +225,24 @@ def test_process_between_two_commands_does_not_begin_the_next_in_a_break(referee
         give_way_beside((session,), time_elsewhere)
         again.join(60)
         assert seen == [("T", True)]
+
+
+def test_attempt_that_cannot_be_stopped_continues_and_keeps_its_time_limit(
+    referee: Referee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(referee.task.path)
+    starts = "subprocess.Popen(['sleep', '60'], start_new_session=True)"
+    text = f"import subprocess, time\n{path.read_text()}\n{starts}\ntime.sleep(60)\n"
+    attempt = Attempt((("model_new.py", text.replace("class Model", "class ModelNew")),))
+    monkeypatch.setattr(suspend, "MAX_SCANS", 1)  # too few for a process with a child
+    monkeypatch.setattr(suspend, "PAUSE_S", 0.5)  # so most of the time is spent on vain attempts
+    sharing = Sharing(lambda: None, lambda: True)
+    with referee.processes.waiting(attempt) as session:
+        session.time_limit_s = 4.0
+        begun = time.monotonic()
+        with pytest.raises(SessionEnded, match="no answer within 4 s"):
+            run_giving_way(session.import_model, session, sharing)
+        assert time.monotonic() - begun < 20
 
 
 def test_child_that_cannot_be_stopped_continues(
