@@ -177,6 +177,8 @@ def refusal(module: torch.nn.Module, leaves: Sequence[Any]) -> str:
         return "an argument is neither a tensor nor a constant"
     if any(tensor.is_inference() for tensor in tensors):
         return "changes of inference tensors are not visible"
+    if is_traced(tensors):
+        return "the call is traced or transformed"
     if torch.is_grad_enabled():
         wanted = (tensor.requires_grad for tensor in (*tensors, *module.parameters()))
         if any(wanted):
@@ -184,6 +186,17 @@ def refusal(module: torch.nn.Module, leaves: Sequence[Any]) -> str:
     if torch.cuda.is_current_stream_capturing():
         return "the stream is being captured"
     return ""
+
+
+def is_traced(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return True if a dispatch mode, a tensor subclass, a transform of torch.func or forward-mode
+    differentiation needs to see the operators, which a replay does not call."""
+    return (
+        torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+        or any(type(tensor) not in (torch.Tensor, torch.nn.Parameter) for tensor in tensors)
+    )
 
 
 def form_of(leaves: Sequence[Any], spec: Any) -> Any:

@@ -8,6 +8,9 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.utils.flop_counter import FlopCounterMode
 
 from cuagent.kernels import replay
 from cuagent.kernels.cuda_graph import (
@@ -17,6 +20,7 @@ from cuagent.kernels.cuda_graph import (
     form_of,
     graph_calls,
     has_parts,
+    is_traced,
     is_unchanged,
     parts_of,
     refusal,
@@ -51,6 +55,32 @@ def test_required_graph_states_why_there_is_none() -> None:
     with torch.no_grad(), pytest.raises(NotCapturable, match="an argument is not on a GPU"):
         model(torch.randn(3, 8))
     assert refusal(Block(), [torch.ones(1)]) == "the module is in training mode"
+
+
+def test_traced_and_transformed_calls_run_without_a_graph() -> None:
+    seen = list[bool]()
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        seen.append(is_traced([x]))
+        return x
+
+    x = torch.ones(3)
+    look(x)
+    look(nn.Parameter(x))
+    assert seen == [False, False]
+    seen.clear()
+    torch.func.vmap(look)(x)
+    with FlopCounterMode(display=False):
+        look(x)
+    with forward_ad.dual_level():
+        look(forward_ad.make_dual(x, x))
+    with FakeTensorMode():
+        fake = torch.ones(3)
+    look(fake)
+    assert seen == [True] * 4
+    with FakeTensorMode():
+        on_gpu = torch.empty(3, 8, device="cuda")
+    assert refusal(Block().eval(), [on_gpu]) == "the call is traced or transformed"
 
 
 def test_form_differs_where_a_graph_would_compute_something_else() -> None:
