@@ -93,6 +93,7 @@ def _break_line(line: str, width: int) -> list[str]:
 
     A command of cuagent gets a row of its own and is not broken.
     """
+    from cuagent.cli.commands import COMMANDS
     from cuagent.ui.text import wrap
 
     *others, last = line.split("; ")
@@ -104,7 +105,8 @@ def _break_line(line: str, width: int) -> list[str]:
     rows = []
     for piece in pieces:
         before, _, command = piece.partition(": cuagent ")
-        if command and len(piece) > width:  # the terminal breaks it, so that it can be copied whole
+        is_command = command.partition(" ")[0] in COMMANDS
+        if is_command and len(piece) > width:  # the terminal breaks it, so that it can be copied whole
             rows += [*wrap(f"{before}:", width), f"cuagent {command}"]
         else:
             rows += wrap(piece, width)

@@ -4,7 +4,8 @@ Each form of call has its own graph. A form is the shapes, strides, dtypes and p
 arguments, with autocast and inference mode. A replay copies the arguments to the graph's memory and
 returns copies of the results, so that a result stays valid after the next call. The first call of a
 form runs the module, then captures it. Graphs are for inference: training, gradients, hooks,
-tensors on a CPU and a forward that changes its arguments or its state run without a graph.
+traced or transformed calls, tensors on a CPU and a forward that changes its arguments or its state
+run without a graph.
 
 This file travels with exported packages and imports nothing of cuagent.
 
