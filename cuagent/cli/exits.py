@@ -105,8 +105,8 @@ def _break_line(line: str, width: int) -> list[str]:
     rows = []
     for piece in pieces:
         before, _, command = piece.partition(": cuagent ")
-        is_command = command.partition(" ")[0] in COMMANDS
-        if is_command and len(piece) > width:  # the terminal breaks it, so that it can be copied whole
+        if command.partition(" ")[0] in COMMANDS and len(piece) > width:
+            # The terminal breaks it, so that it can be copied whole.
             rows += [*wrap(f"{before}:", width), f"cuagent {command}"]
         else:
             rows += wrap(piece, width)

@@ -164,11 +164,8 @@ def test_a_command_in_a_message_is_not_broken() -> None:
     assert _break_line("cuagent: see: cuagent show latest", 60) == [
         "cuagent: see: cuagent show latest"
     ]
-    sentence = "cuagent: runs/1: unknown origin: cuagent did not make this run for you on this machine"
-    assert _break_line(sentence, 60) == [
-        "cuagent: runs/1: unknown origin: cuagent did not make this",
-        "run for you on this machine",
-    ]
+    sentence = ["cuagent: runs/1: unknown origin: cuagent did not make this", "run for you"]
+    assert _break_line(" ".join(sentence), 60) == sentence
 
 
 def test_lines_of_check_are_broken_at_blanks_on_a_terminal(
