@@ -203,6 +203,8 @@ class Baselines:
         for name in names:
             if name in self.failed:
                 continue
+            if name not in self._warm and not beside:  # a large task opens one after the other
+                give_way()
             if (timed_arm := self._open_and_warm(name, batch)) is not None:
                 timed_arms[name] = timed_arm
         self.were_opened = True
