@@ -4,6 +4,7 @@
                  windows.py, runs.py, sources.py: run logs to episodes; filters.py: what RFT
                  imitates; batch.py, packing.py: tensors; export.py: formats of other trainers
     policy/      chat.py, tool_calls.py: messages to token ids and back; model.py: actor and critic;
+                 head.py: logits, log-probabilities and values in fp32;
                  packed_attention.py, cached_attention.py: attention within packed rows, and to
                  earlier turns; lora.py: adapters;
                  placement.py: replicas or shards; optimize.py: the shared update;

@@ -192,6 +192,22 @@ def stage_seconds(records: Sequence[Record]) -> dict[str, float]:
     return {str(stage): found[stage] for stage in longest if found[stage] >= SHOWN_S}
 
 
+def lock_seconds(records: Sequence[Record], figure: str) -> dict[str, float]:
+    """Return the mean seconds of a figure of the device lock (`kept_s`, `drain_s`; see
+    `lock_uses.Uses`) in each stage over all problems, the longest stage first."""
+    tables = [lock for record in records if isinstance(lock := record.get("lock"), dict)]
+    stages = dict.fromkeys(str(stage) for table in tables for stage in table)
+    found = {stage: sum(_used(table, stage, figure) for table in tables) for stage in stages}
+    longest = sorted(found, key=found.__getitem__, reverse=True)
+    means = {stage: found[stage] / len(tables) for stage in longest}
+    return {stage: seconds for stage, seconds in means.items() if seconds >= SHOWN_S}
+
+
+def _used(table: dict[str, Any], stage: str, figure: str) -> float:
+    uses = table.get(stage)
+    return _seconds(uses.get(figure)) if isinstance(uses, dict) else 0.0
+
+
 def _seconds(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 

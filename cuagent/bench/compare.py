@@ -84,7 +84,7 @@ def _state(record: Record) -> str:
 
 
 def _kind(record: Record) -> str:
-    """Return what the result of a problem is: a kernel, or the name of a free option."""
+    """Return the kind of a problem's result: a kernel, or the name of a free option."""
     kernel = record["status"] == KERNEL
     return KERNEL if kernel else f"{record['status']} {record['best_rung']}"
 

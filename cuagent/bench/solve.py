@@ -67,7 +67,7 @@ class Status:
     """Status of a finished problem, as in its record."""
 
     name: str
-    """What a problem ended with: `kernel`, `free option`, `no gain`, `no kernel`, `not certifiable`
+    """Outcome of a problem: `kernel`, `free option`, `no gain`, `no kernel`, `not certifiable`
     or `failed`. `no gain`: an attempt was accepted, but nothing is surely faster than eager."""
     reason: str
 

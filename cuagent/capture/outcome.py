@@ -1,4 +1,4 @@
-"""Describe what a recorded call returned and what it changed in the objects of its arguments.
+"""Describe the result of a recorded call and its changes to the objects in its arguments.
 
 A task's module is a function of tensors. So its forward returns the new tensors of the result and
 those that the call stored in objects (a cache); an exported package puts them back in place. This

@@ -73,12 +73,14 @@ class TuningLock:
     def _release_when_idle(self) -> None:
         """Release the device lock once it was not used for `IDLE_S`; the function of a background
         thread."""
+        left = IDLE_S
         while True:
-            time.sleep(IDLE_S)
+            time.sleep(left)
             with self._used_by:
                 if self._held is None:
                     return
-                if time.monotonic() - self._last_use > IDLE_S:
+                left = IDLE_S - (time.monotonic() - self._last_use)
+                if left <= 0:
                     self._release()
                     return
 

@@ -1,4 +1,4 @@
-"""Check that a module of another layer computes what the verified one does.
+"""Check that the module of another layer gives the results of the verified one.
 
 Travels with an exported or applied kernel, next to `replacement.py`. Two layers of a model with a
 cache differ in `layer_idx`, which names their part of the cache. Some models also compute with it

@@ -25,6 +25,7 @@ from cuagent.bench.columns import (
     device_seconds,
     family_of,
     group_of,
+    lock_seconds,
     rows_by,
     stage_seconds,
     statuses,
@@ -51,6 +52,12 @@ STYLES = {
     "no gain": "yellow",
     "no kernel": "yellow",
 }
+
+LOCK_FIGURES = {
+    "kept_s": "seconds that timings of others waited for a problem",
+    "drain_s": "seconds that a problem's timings waited for others",
+}
+"""Figures of the device lock in the summary, with their descriptions."""
 
 
 class BenchView:
@@ -180,6 +187,10 @@ def result_tables(records: Sequence[Record], width: int) -> Iterator[Any]:
     if stages := stage_seconds(records):
         parts = (f"{name.replace('_', ' ')} {seconds:.1f}" for name, seconds in stages.items())
         yield Text(f"seconds a problem by stage, medians: {', '.join(parts)}")
+    for figure, text in LOCK_FIGURES.items():
+        if lock := lock_seconds(records, figure):
+            parts = (f"{name.replace('_', ' ')} {seconds:.1f}" for name, seconds in lock.items())
+            yield Text(f"{text}, means by stage: {', '.join(parts)}")
     yield Text(
         "lax: best attempt, 5 inputs, atol = rtol = 1e-2, ratio of medians; strict: kernel or free "
         "option, cuagent's rule, faster if the lower limit is above the threshold; clean: strict "

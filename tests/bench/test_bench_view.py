@@ -128,6 +128,14 @@ def test_results_name_rules_and_baselines() -> None:
     assert "by stage, medians: opening 4.0, quick timing 2.2" in " ".join(text.split())
 
 
+def test_results_name_the_stages_that_kept_others_from_the_device() -> None:
+    stream = io.StringIO()
+    print_results([solved("a", lock={"opening_arms": {"kept_s": 3.0, "drain_s": 0.0}})], stream)
+    text = " ".join(stream.getvalue().split())
+    assert "timings of others waited for a problem, means by stage: opening arms 3.0" in text
+    assert "timings waited for others" not in text
+
+
 def test_a_comparison_lists_its_changes() -> None:
     stream = io.StringIO()
     after = [solved("L1/2", 2.4, seconds_each=5e-4), unsolved("L2/1"), RECORDS[2]]

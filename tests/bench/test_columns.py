@@ -11,6 +11,7 @@ from cuagent.bench.columns import (
     family_of,
     geometric_mean,
     group_of,
+    lock_seconds,
     ratio_of,
     row,
     rows_by,
@@ -79,6 +80,18 @@ def test_free_option_counts_as_the_result_and_its_attempt_in_the_lax_column_only
     untried = free_option("L3/21", attempt_ratios=None, lax=None, lax_passed=0)
     assert overall("lax", "compile", [untried]).fast[0.0] == 0.0, "no kernel passed"
     assert overall("strict", "compile", [untried]).fast[0.0] == 1.0
+
+
+def test_uses_of_the_lock_are_means_by_stage_and_foreign_values_count_as_zero() -> None:
+    lock = {"opening": {"kept_s": 2.0}, "verifying": {"kept_s": 5.0, "drain_s": 1.0}}
+    records = [
+        solved("a", lock=lock),
+        solved("b", lock={"opening": {"kept_s": "long"}, "verifying": 3}),
+        solved("c"),
+    ]
+    assert lock_seconds(records, "kept_s") == {"verifying": 2.5, "opening": 1.0}
+    assert lock_seconds(records, "drain_s") == {"verifying": 0.5}
+    assert lock_seconds(records[2:], "kept_s") == {}
 
 
 def test_attempt_without_a_sure_gain_is_no_result_under_the_strict_rule() -> None:

@@ -23,7 +23,7 @@ from cuagent.verify import Referee
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.weights import Weights
 from cuagent.worker import ForkServer, Session, SessionEnded, suspend
-from cuagent.worker.giving_way import give_way_beside, run_giving_way
+from cuagent.worker.giving_way import DRAIN_S, give_way_beside, run_giving_way
 
 OTHER = f"{EAGER}+tf32"
 STEPS, STEP_S = 150, 0.01
@@ -54,6 +54,15 @@ def get_inputs():
     return [torch.randn(64, 32)]
 """
 pytestmark = pytest.mark.slow
+
+
+def test_gpu_gets_time_to_finish_the_calls_that_stopped_processes_had_queued() -> None:
+    cuda = Device.CUDA
+    assert baselines.drain_s(Device.CPU, [OTHER], 1.0) == 0
+    assert baselines.drain_s(cuda, ["eager", "compile"], 1e-3) == pytest.approx(0.11)
+    assert baselines.drain_s(cuda, ["eager"], 1.0) == DRAIN_S
+    for tuned in ("max-autotune-no-cudagraphs", "eager+cudnn_benchmark"):
+        assert baselines.drain_s(cuda, ["eager", tuned], 1e-3) == DRAIN_S
 
 
 @pytest.fixture

@@ -40,6 +40,11 @@ AUTOTUNED = "max-autotune"
 TOGETHER = (Device.CUDA,)
 """Devices on which baselines open at the same time. On a CPU they would take each other's
 processors."""
+TUNED = (AUTOTUNED, "cudnn_benchmark")
+"""Texts in the names of rungs that try kernels when they open."""
+LEAST_DRAIN_S, DRAINED_CALLS = 0.1, 10
+"""Seconds, and number of calls of the reference, in which a GPU finishes the work of stopped
+processes that try no kernels."""
 OPENED_AT_ONCE = {Device.CPU: 1, Device.CUDA: 4}
 """Number of baselines that open in the background at the same time."""
 
@@ -203,6 +208,8 @@ class Baselines:
         for name in names:
             if name in self.failed:
                 continue
+            if name not in self._warm and not beside:  # a large task opens one after the other
+                give_way()
             if (timed_arm := self._open_and_warm(name, batch)) is not None:
                 timed_arms[name] = timed_arm
         self.were_opened = True
@@ -299,7 +306,7 @@ class Baselines:
                 if self.device_lock.is_awaited:
                     with opening.paused(beside) as stopped:
                         if stopped:
-                            time.sleep(DRAIN_S)
+                            time.sleep(drain_s(self.device, missing, self.referee.facts.call_s))
                             give_way()
             for name in missing:
                 with suppress(SessionEnded, ForkServerError):
@@ -355,6 +362,20 @@ class Baselines:
         timed_arm = warmed(name, session, batch, begun)
         timed_arm.memory = None if free is None else free - (free_memory(self.device) or 0)
         return timed_arm
+
+
+def drain_s(device: Device, opening: Sequence[str], call_s: float) -> float:
+    """Return the seconds in which the device finishes what these baselines have queued, after they
+    were stopped while they opened.
+
+    Opening makes a few calls (`call_s`: seconds of one), whose work shares a GPU with that of other
+    stopped processes.
+    """
+    if device is Device.CPU:
+        return 0.0
+    if any(text in name for name in opening for text in TUNED):
+        return DRAIN_S
+    return min(DRAIN_S, LEAST_DRAIN_S + DRAINED_CALLS * call_s)
 
 
 def warmed(
