@@ -187,8 +187,8 @@ def _run(
             )
         if resume and (count := outdated(out)):
             print_stderr(
-                f"{results.path}: {count} results of another version of cuagent's format do not "
-                "count; their problems run again"
+                f"{results.path}: results in another version of cuagent's format do not count "
+                f"({count}); their problems run again"
             )
         where = _device_name(wanted.device, placed)
         engine, slots = _engine(placed, wanted.device, out)
@@ -268,7 +268,7 @@ def _compare(paths: list[str]) -> None:
     for path, records in zip(paths, both, strict=True):
         if not records and (count := outdated(Path(path))):
             raise Refused(
-                f"{path}: {count} results of another version of cuagent's format; run the "
+                f"{path}: its results ({count}) are in another version of cuagent's format; run the "
                 "benchmark again"
             )
         if not records:

@@ -24,7 +24,7 @@ from cuagent.cli.exits import Refused
         (["tasks", "--engine", "cloud", "--device", "cpu"], "use local or ray"),
         (["compare", "tasks"], "compare takes two results"),
         (["compare", "tasks", "tasks"], "tasks: no results"),
-        (["compare", "old", "old"], "old: 1 results of another version"),
+        (["compare", "old", "old"], "old: its results (1) are in another version"),
     ],
 )
 def test_a_command_that_cannot_work_is_refused_in_one_line(
