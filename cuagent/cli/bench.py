@@ -268,8 +268,8 @@ def _compare(paths: list[str]) -> None:
     for path, records in zip(paths, both, strict=True):
         if not records and (count := outdated(Path(path))):
             raise Refused(
-                f"{path}: its results ({count}) are in another version of cuagent's format; run the "
-                "benchmark again"
+                f"{path}: its results ({count}) are in another version of cuagent's format; "
+                "run the benchmark again"
             )
         if not records:
             raise Refused(f"{path}: no results; give a folder with results.jsonl or such a file")
