@@ -188,6 +188,39 @@ def test_rungs_of_a_large_task_join_although_their_processes_do_not_stay_open(
         assert new.error is not None
 
 
+LOCKING = """
+import fcntl, os, time, torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        # As torch's compiler holds a lock of its cache, in the processes of baselines only.
+        if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
+            with open("LOCK", "a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not os.path.exists("HELD"):
+                    open("HELD", "w").close()
+                    time.sleep(2.0)
+        return torch.tanh(x)
+def get_inputs(): return [torch.randn(4, 8)]
+def get_init_inputs(): return []
+"""
+
+
+def test_baseline_that_waits_for_a_lock_of_a_stopped_one_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = tmp_path / "held"
+    path = tmp_path / "locking.py"
+    path.write_text(LOCKING.replace("LOCK", str(tmp_path / "lock"), 1).replace("HELD", str(held)))
+    monkeypatch.setattr("cuagent.measure.timing.baselines.STALL_S", 0.5)
+    with Referee(load_task(path)) as referee, Timer(referee) as timer:
+        timer.open_ahead([SLOW])
+        while not held.exists():
+            time.sleep(0.01)
+        arm = timer.compare(Effort.QUICK, ("eager", "eager+fp32")).arm("eager+fp32")
+        assert arm is not None
+        assert arm.samples, arm.failed
+
+
 def test_rungs_that_open_too_slowly_are_left_for_later(
     referee: Referee, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

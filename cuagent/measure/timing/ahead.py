@@ -47,7 +47,7 @@ class OpenedAhead:
         self._running = threading.Event()
         self._running.set()
         self._ended = False
-        self._paused_s = 0.0
+        self._paused_s = self._stopped_at = 0.0
 
     def start(self, names: Sequence[str]) -> None:
         """Start these baselines in the background, in this order; skip those that were started
@@ -87,18 +87,55 @@ class OpenedAhead:
     def paused(self, beside: Sequence[Session] = ()) -> Iterator[bool]:
         """Stop the processes that are starting here, and those of the sessions `beside` them, until
         the block ends. Yields False if one cannot be stopped."""
-        begun = time.perf_counter()
         with self._opening:
-            self._running.clear()
-            stopped = [session.pause() for session in (*self._sessions.values(), *beside)]
+            stopped = self._stop(beside)
         try:
-            yield all(stopped)
+            yield stopped
         finally:
             with self._opening:
-                self._paused_s += time.perf_counter() - begun
-                for session in (*self._sessions.values(), *beside):
-                    session.unpause()
-                self._running.set()
+                self._continue(beside)
+
+    @contextmanager
+    def running_after(self, seconds: float) -> Iterator[None]:
+        """Context inside `paused` in which a process is started: if that takes longer than
+        `seconds`, the stopped processes run until the block ends.
+
+        A stopped process may hold a lock of a compiler's cache that the starting one waits for.
+        """
+        if self._running.is_set():
+            yield
+            return
+        again = threading.Event()
+
+        def run() -> None:
+            with self._opening:
+                again.set()
+                self._continue()
+
+        timer = threading.Timer(seconds, run)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
+            if again.is_set():
+                with self._opening:
+                    self._stop()
+
+    def _stop(self, beside: Sequence[Session] = ()) -> bool:
+        """Stop all processes; return False if one cannot be stopped. `_opening` must be held."""
+        self._running.clear()
+        self._stopped_at = time.perf_counter()
+        stopped = [session.pause() for session in (*self._sessions.values(), *beside)]
+        return all(stopped)
+
+    def _continue(self, beside: Sequence[Session] = ()) -> None:
+        """Let all processes run again. `_opening` must be held."""
+        self._paused_s += time.perf_counter() - self._stopped_at
+        for session in (*self._sessions.values(), *beside):
+            session.unpause()
+        self._running.set()
 
     def end(self) -> None:
         """Kill the processes that `take` did not hand out, and wait for the threads.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 
 from cuagent.arms import EAGER
@@ -37,6 +37,9 @@ COMPILE_S = 900.0
 """Time limit in seconds for a baseline's first call, in which torch.compile compiles."""
 AUTOTUNED = "max-autotune"
 """Text in the names of rungs with torch's autotuning."""
+STALL_S = 5.0
+"""Seconds that a baseline may take to open while those in the background are stopped. Then these
+run again, because one of them may hold a lock of torch's cache that the baseline waits for."""
 TOGETHER = (Device.CUDA,)
 """Devices on which baselines open at the same time. On a CPU they would take each other's
 processors."""
@@ -267,16 +270,20 @@ class Baselines:
         """
         for is_last_try in (False, True):
             try:
-                if name not in self._warm:
-                    self._warm[name] = self._open(name, batch)
-                warm_arm = self._warm[name]
-                return warmed(name, warm_arm.session, batch, opened_s=warm_arm.opened_s)
+                with self._background_after(STALL_S):
+                    if name not in self._warm:
+                        self._warm[name] = self._open(name, batch)
+                    warm_arm = self._warm[name]
+                    return warmed(name, warm_arm.session, batch, opened_s=warm_arm.opened_s)
             except SessionEnded as error:
                 was_open = self._warm.pop(name, None) is not None
                 if is_last_try or not (was_open or error.status is Status.LOST):
                     self.failed[name] = str(error)
                     break
         return None
+
+    def _background_after(self, seconds: float) -> AbstractContextManager[None]:
+        return nullcontext() if self._ahead is None else self._ahead.running_after(seconds)
 
     def _missing(self) -> list[str]:
         """Return the baselines to open at the same time, without warming them up.
