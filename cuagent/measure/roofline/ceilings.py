@@ -85,14 +85,14 @@ class Ceilings:
     memory."""
     calm: bool = True
     """True if other processes were idle in at least one of the measurements."""
-    again: float = 0.0
+    again_s: float = 0.0
     """Time of the last measurement with `remeasure`, in seconds since the epoch; 0 without one."""
 
     def highest(self, other: Ceilings) -> Ceilings:
         """Return ceilings with the higher value of `self` and `other` for each rate."""
         rates = {n: max(getattr(self, n), getattr(other, n)) for n in RATES}
-        again = max(self.again, other.again)
-        return replace(self, **rates, calm=self.calm or other.calm, again=again)
+        again_s = max(self.again_s, other.again_s)
+        return replace(self, **rates, calm=self.calm or other.calm, again_s=again_s)
 
     def rate(self, precision: str) -> float:
         """Return the FLOP per second of products in `fp32`, `tf32`, `bf16` or `fp16`, at least
@@ -132,7 +132,7 @@ def ceilings(
         measured = _measure_cuda(name) if device is Device.CUDA else _measure_cpu(name)
         busy = others_share(before, cpu_times())
     calm = device is Device.CUDA or busy < QUIET_SHARE
-    measured = replace(measured, calm=calm, again=time.time() if remeasure else 0.0)
+    measured = replace(measured, calm=calm, again_s=time.time() if remeasure else 0.0)
     cached = _read(file)
     highest = measured if cached is None else measured.highest(cached)
     try:
@@ -153,7 +153,7 @@ def _valid(file: Path, since: float, *, remeasure: bool) -> Ceilings | None:
     cached = _read(file)
     if cached is None or not (cached.calm or _age(file) < REMEASURE_AFTER_S):
         return None
-    return None if remeasure and cached.again <= since else cached
+    return None if remeasure and cached.again_s <= since else cached
 
 
 def _age(file: Path) -> float:
