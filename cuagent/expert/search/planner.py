@@ -291,7 +291,8 @@ def _choices(
         return
     best = best_of(outcomes)
     if best is None:
-        yield from repairs(outcomes[-1])
+        failed = outcomes[-1]
+        yield from repairs(failed.candidate, failed.reason, failed.broken_files)
         return
     options = best.candidate.options
     if options.own_recurrences and best.candidate.has_recurrences and best.speedup < 1:

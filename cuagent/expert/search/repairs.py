@@ -6,32 +6,32 @@ first those that fail most often, last the kernels alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from cuagent.expert.candidate import Candidate
 from cuagent.expert.options import Options
 
-if TYPE_CHECKING:
-    from cuagent.expert.search.planner import Outcome
 
+def repairs(
+    candidate: Candidate, reason: str, broken_files: Collection[str]
+) -> Iterator[tuple[Options, str]]:
+    """Yield (options, reason) of the candidates to try after `candidate` was rejected.
 
-def repairs(failed: Outcome) -> Iterator[tuple[Options, str]]:
-    """Yield (options, reason) of the candidates to try after a rejection.
-
-    They omit, in this order: chains of kernels, torch.compile and the CUDA graph if no value was
-    wrong, a kernel that did not compile, fused calls, values computed once, TF32 and folded weights
-    if values were wrong, torch.compile and the CUDA graph, and each kernel alone.
+    `reason`: that of the verdict. `broken_files`: paths of its sources that did not compile.
+    The candidates omit, in this order: chains of kernels, torch.compile and the CUDA graph if no
+    value was wrong, a kernel that did not compile, fused calls, values computed once, TF32 and
+    folded weights if values were wrong, torch.compile and the CUDA graph, and each kernel alone.
     """
-    candidate, options = failed.candidate, failed.candidate.options
+    options = candidate.options
     if candidate.has_chains:
         yield replace(options, chains=False), "launch each kernel by itself, to find a faulty one"
-    is_imprecise = _is_wrong_result(failed.reason) or "while timed" in failed.reason
-    if not failed.broken_files and not is_imprecise:
+    is_imprecise = _is_wrong_result(reason) or "while timed" in reason
+    if not broken_files and not is_imprecise:
         yield from _plainer(options)
     parts = list(zip(candidate.kernels, candidate.origins, strict=True))
     for name, origins in parts:
-        if any(name in path for path in failed.broken_files):
+        if any(name in path for path in broken_files):
             yield (
                 replace(options, keep=options.keep | origins),
                 f"leave the operators of {name} to torch, because it does not compile",
@@ -46,7 +46,7 @@ def repairs(failed: Outcome) -> Iterator[tuple[Options, str]]:
     if is_imprecise and candidate.convolutions:
         # The library computes some convolutions in float32 although TF32 is admitted.
         yield replace(options, exact_convolutions=True), "compute convolutions as in float32"
-    if _is_wrong_result(failed.reason) and options.fold and candidate.folded:
+    if _is_wrong_result(reason) and options.fold and candidate.folded:
         yield replace(options, fold=False), "keep the weights unfolded, for more precision"
     yield from _plainer(options)
     for name, origins in parts:
