@@ -59,14 +59,16 @@ def test_mask_fill_does_not_make_other_elements_equal() -> None:
         assert int(F.max_pool2d(-hidden.view(1, 1, 1, 5), (1, 5), return_indices=True)[1]) == 2
 
 
+@pytest.mark.parametrize("precision", ["match", "fp32"])
 @pytest.mark.parametrize("documented", [True, False])
 def test_choice_among_equal_elements_must_be_consistent(
-    referee: Referee, documented: bool, tmp_path: Path
+    referee: Referee, documented: bool, precision: str, tmp_path: Path
 ) -> None:
     task = tmp_path / "hot.py"
     choice = "x.argmax(-1)" if documented else "x.topk(1)[1].squeeze(-1)"
     task.write_text(HOT.read_text().replace("x.argmax(-1)", choice))
-    with Referee(load_task(str(task), device="cpu"), fork_server=referee.fork_server) as opened:
+    opened_task = load_task(str(task), device="cpu", precision=precision)
+    with Referee(opened_task, fork_server=referee.fork_server) as opened:
         for kind in (Inputs.INTEGER, Inputs.NORMAL):
             expected, (x,) = opened.ask(Weights.OWN, 0, kind, 7)
             first = F.one_hot(x.argmax(-1), x.shape[-1]).float()

@@ -20,6 +20,7 @@ from cuagent.verify.oracle import sensitivity
 from cuagent.verify.oracle.infinities import equal_infinities, infinities_of, is_finite
 from cuagent.verify.oracle.places import keeps_first, roundoff_chooses, traces_decide_equally
 from cuagent.verify.oracle.slices import Slicing
+from cuagent.verify.rules.bounds import OWN_ARITHMETIC
 from cuagent.verify.tensors import FAILURES, is_inexact, to_fp64
 from cuagent.verify.trace import mask_fills
 from cuagent.verify.trace.hooks import intercept_operators
@@ -192,7 +193,7 @@ class TwoPrecisions:
 
     def keeps_first(self, inputs: list[Tensor]) -> bool:
         """Return True if a kernel must choose the same of equal elements (`places.keeps_first`)."""
-        if self.task.precision is not Precision.MATCH:
+        if self.task.precision not in OWN_ARITHMETIC:
             return False
         traces = map(self._traced_in_both, self._parts(inputs))
         return all(both is not None and keeps_first(*both) for both in traces)
