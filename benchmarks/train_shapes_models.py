@@ -85,7 +85,7 @@ def with_room(config: TrainConfig, actor: Any) -> TrainConfig:
     free, asked = free_memory(actor.device), config.play.cache_tokens
     if free is None or asked is None:
         return config
-    # Keys and values have two bytes a number on a GPU, whatever the type of the weights is.
+    # On a GPU a key or value has two bytes, also if the weights have four.
     fits = (free - ROOM) // (token_bytes(actor) // actor.dtype.itemsize * 2)
     if asked <= fits:
         return config

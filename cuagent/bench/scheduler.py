@@ -34,8 +34,8 @@ JOBS_PER_GPU = 4
 """Default number of problems that run at the same time on one GPU, if there are enough CPU
 cores.
 
-Eight took twice as long for each problem on an H200 (75 s instead of 34 s of wall time a problem),
-because each timing waits until all others give way.
+Eight did not help on H200s: a problem took some 75 s of a GPU, and 34 to 80 s with four (other
+problems), because each timing waits until all others give way.
 """
 CORES_PER_JOB = 4
 """Number of CPU cores that a problem on a GPU uses for compilers."""

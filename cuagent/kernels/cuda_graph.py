@@ -31,7 +31,7 @@ WARM_UP_CALLS = 2
 """Number of calls on the capture's stream before the capture, in which libraries allocate
 workspaces."""
 CONSTANTS = (type(None), bool, int, float, str)
-"""Types of arguments and results that are no tensors; a graph stores them as constants."""
+"""Types of arguments and results, other than tensors, that a graph stores as constants."""
 
 
 class NotCapturable(RuntimeError):

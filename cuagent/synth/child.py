@@ -85,7 +85,7 @@ def _examined(
 
 
 def _cleaned() -> bool:
-    """Free what the candidate has left; return True if little GPU memory remains allocated."""
+    """Free the candidate's memory; return True if little GPU memory remains allocated."""
     import torch
 
     if "torch._dynamo" in sys.modules:

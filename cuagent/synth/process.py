@@ -32,7 +32,7 @@ HELD_LIMIT_S = 60.0
 POLL_S = 0.2
 """Seconds between two looks at a candidate's state."""
 EXIT_S = 10.0
-"""Longest wait in seconds for a process to exit after it was told to."""
+"""Longest wait in seconds for the exit of a process after the request to exit."""
 EXIT_POLL_S = 0.02
 INTERRUPTED = "interrupted"
 """Key of the answer for a candidate whose process was ended at an interrupt."""

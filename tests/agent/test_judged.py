@@ -222,7 +222,7 @@ def test_lost_judge_ends_the_run_without_a_reward(
     judge: LocalJudge, fork_server: ForkServer, tmp_path: Path
 ) -> None:
     calls = [write("model_new.py", MODULE), write("kernels/scale.cpp", KERNEL), tool("verify")]
-    # A judge of its own, because its processes end here.
+    # Not the shared judge, because the test ends its processes.
     with LocalJudge(judge.task, fork_server=fork_server) as lost:
         run = start_run(lost.task, lost, model="scripted", root=tmp_path / "runs")
         lost.referee.close()

@@ -52,7 +52,7 @@ def test_kernel_that_replaces_a_free_option_is_compared_with_it() -> None:
 
 
 def test_a_machine_that_was_busy_once_makes_nothing_slower() -> None:
-    """All arms took three times as long: the kernel is what it was."""
+    """All arms took three times as long, so the kernel has not changed."""
     found = compare([solved("a", seconds_each=1.0)], [solved("a", seconds_each=3.0)])
     assert not found.slower
     assert found.unchanged == 1

@@ -1,4 +1,4 @@
-"""The folder of the GPUs' locks lies in a folder that all users may write."""
+"""Tests of the GPUs' lock files: other users can write to the folder above them."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,19 @@ class Capture:
 
 
 Run = Callable[..., Capture]
+
+
+def printed_by(command_python: list[str], folder: Path, script: str) -> str:
+    """Return what a script in `folder` prints; modules of the folder can be imported."""
+    return subprocess.run(
+        [*command_python, script],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    ).stdout
 
 
 def opened(folder: Path, file: str = "task.py") -> Any:

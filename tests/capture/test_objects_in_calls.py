@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from scripts import Run, opened
+from scripts import Run, opened, printed_by
 
 from cuagent.attempt import Attempt
 from cuagent.cli.script import captured_of
@@ -74,15 +72,7 @@ def ran(tmp_path: Path, command_python: list[str]) -> Callable[[str], list[str]]
 
     def run(text: str) -> list[str]:
         (tmp_path / "changed.py").write_text(text)
-        return subprocess.run(
-            [*command_python, "changed.py"],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=True,
-        ).stdout.splitlines()
+        return printed_by(command_python, tmp_path, "changed.py").splitlines()
 
     return run
 

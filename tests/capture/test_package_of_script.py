@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from scripts import TRAINING
+from scripts import TRAINING, printed_by
 
 from cuagent.attempt import Attempt
 from cuagent.capture.run import Order
@@ -90,16 +88,7 @@ def test_all_blocks_of_a_training_script_run_the_kernel(
     changed = script.replace("    model = Net()\n", APPLIED).replace(PRINTS, PRINTS + COUNTS)
     (tmp_path / "changed.py").write_text(changed)
     before, after = (
-        subprocess.run(
-            [*command_python, name],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=True,
-        ).stdout.split()
-        for name in ("train.py", "changed.py")
+        printed_by(command_python, tmp_path, name).split() for name in ("train.py", "changed.py")
     )
     assert after[-1] == "12"  # two blocks in six steps, in training mode
     numbers = [float(x) for x in before if x != "loss"]

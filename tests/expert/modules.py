@@ -12,6 +12,20 @@ import torch.nn.functional as F
 from torch import nn
 
 HEADER = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
+LAYER_TASK = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c = {layer}
+    def forward(self, x):
+        return {body}
+def get_inputs(): return [torch.randn({shape})]
+def get_init_inputs(): return []
+"""
+"""Text of a task with one layer `self.c` and one input `x`."""
 
 
 class Mlp(nn.Module):

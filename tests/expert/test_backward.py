@@ -96,7 +96,7 @@ def test_generated_gradients_agree_with_fp64(name: str, tmp_path: Path) -> None:
     with torch.no_grad():
         taken = as_step(new, 2)
         taken(*given)
-        got = taken(*given)  # must not see what the first call changed
+        got = taken(*given)  # the first call changes no input of the second
         expected = reference(*given)
         exact = reference.double()(*[t.double() if t.is_floating_point() else t for t in given])
     assert len(got) == len(expected)

@@ -8,22 +8,10 @@ from importlib.util import find_spec
 import pytest
 import torch
 from agreement import assert_agrees  # type: ignore[import-not-found]
+from modules import LAYER_TASK  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Options
 
-TASK = """
-import torch
-import torch.nn.functional as F
-from torch import nn
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.c = {layer}
-    def forward(self, x):
-        return {body}
-def get_inputs(): return [torch.randn({shape})]
-def get_init_inputs(): return []
-"""
 NETWORK = (
     "nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), "
     "nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.BatchNorm2d(16), nn.ReLU(), "
@@ -31,16 +19,16 @@ NETWORK = (
     "nn.Linear(32, 10))"
 )
 TASKS = {
-    "network": TASK.format(layer=NETWORK, body="self.c(x)", shape="2, 3, 32, 32"),
-    "norms": TASK.format(
+    "network": LAYER_TASK.format(layer=NETWORK, body="self.c(x)", shape="2, 3, 32, 32"),
+    "norms": LAYER_TASK.format(
         layer="nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32), nn.Linear(32, 32))",
         body="torch.softmax(self.c(x), -1) + x",
         shape="64, 32",
     ),
-    "two_results": TASK.format(
+    "two_results": LAYER_TASK.format(
         layer="nn.LayerNorm(32)", body="(self.c(x) * 2, x.sum(1))", shape="64, 32"
     ),
-    "no_parameters": TASK.format(layer="nn.GELU()", body="self.c(x) * x", shape="64, 32"),
+    "no_parameters": LAYER_TASK.format(layer="nn.GELU()", body="self.c(x) * x", shape="64, 32"),
 }
 GRAPHS = [Options(graph=True), Options(graph=True, compile="default")]
 

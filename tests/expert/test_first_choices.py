@@ -1,10 +1,11 @@
-"""Choices of the search from what is known before the first candidate: profile and best rung."""
+"""First choices of the search, which follow from the profile and the best rung."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
+from modules import LAYER_TASK  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import make_candidate
 from cuagent.expert.capture.subject import Subject, Target, open_subject
@@ -16,24 +17,11 @@ from cuagent.timing import Ratio
 
 NO_BOUNDS = Bounds()
 HOPPER = Target("cuda", (9, 0), 132, tf32_convolutions=True)
-TASK = """
-import torch
-import torch.nn.functional as F
-from torch import nn
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.c = {layer}
-    def forward(self, x):
-        return {body}
-def get_inputs(): return [torch.randn({shape})]
-def get_init_inputs(): return []
-"""
 
 
 def subject_of(path, layer: str, shape: str, body: str = "F.relu(self.c(x)) * 2") -> Subject:
     task = path / "task.py"
-    task.write_text(TASK.format(layer=layer, body=body, shape=shape))
+    task.write_text(LAYER_TASK.format(layer=layer, body=body, shape=shape))
     return replace(open_subject(load_task(f"{task}:Model")), target=HOPPER)
 
 

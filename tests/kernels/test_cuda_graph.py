@@ -172,7 +172,7 @@ class Functional(nn.Module):
 
 
 def test_shallow_copy_with_other_weights_does_not_call_the_original() -> None:
-    """As those that torch.nn.DataParallel makes."""
+    """torch.nn.DataParallel makes such copies."""
     model, x = Functional().eval(), torch.randn(3, 8)
     for _ in range(2):
         model(x)

@@ -193,7 +193,7 @@ def test_another_setting_cannot_resume(made: Path) -> None:
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
-    """A set that came with a repository may have links to files of the user beside it."""
+    """The folder of a foreign set may contain links to files of the user."""
     users, out, file = tmp_path / "users", tmp_path / "out", tmp_path / "set.parquet"
     users.mkdir()
     (out / "shards").mkdir(parents=True)

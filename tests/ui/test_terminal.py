@@ -200,7 +200,7 @@ def test_the_clock_stands_while_the_user_is_asked() -> None:
 
 
 def test_interrupted_work_does_not_replace_the_users_turn() -> None:
-    """The judge that was interrupted goes on for some seconds, and says what it does."""
+    """An interrupted judge works on for some seconds and reports its phases."""
     with Terminal(io.StringIO(), footer=True) as show:
         show(StepStarted(1))
         show.pause()

@@ -1,4 +1,4 @@
-"""What an attempt compiles at its first call reaches its later processes, and no others."""
+"""Files that an attempt compiles at its first call are copied to its later processes only."""
 
 from __future__ import annotations
 

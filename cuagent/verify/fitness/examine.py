@@ -81,7 +81,7 @@ def _other_draw(
 
 
 class Findings(TypedDict):
-    """Properties of a reference, found by a few calls on two draws of its own inputs."""
+    """Properties of a reference, found by a few calls on two draws of the task's inputs."""
 
     random: list[str]
     """Names of the random operators that a call ran."""
