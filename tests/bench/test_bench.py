@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -156,7 +157,10 @@ def test_an_interrupt_ends_with_130_and_the_same_command_resumes(tmp_path: Path)
     _, errors = process.communicate(timeout=60)
     assert "a_wrong: failed" in first
     assert process.returncode == 130
-    assert "1 of 2 problems are done, 1 in flight begins again; the same command" in errors
+    # The second problem may not have started when the signal arrives.
+    assert re.search(
+        r"1 of 2 problems are done(, 1 in flight begins again)?; the same command", errors
+    )
     assert states(out).keys() == {"a_wrong"}
 
 
