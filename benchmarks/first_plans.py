@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--match", default="", help="only files whose name contains this")
     parser.add_argument("--calls", action="store_true", help="all calls of the library, by name")
     given = parser.parse_args()
-    paths = sorted(given.folder.rglob("*.py"), key=lambda path: (path.parent, _number(path)))
+    paths = sorted(given.folder.rglob("*.py"), key=lambda path: (path.parent, number_of(path)))
     totals: dict[str, Counter[str]] = {}
     for path in paths:
         if given.match not in str(path):
@@ -87,7 +87,7 @@ def plan(path: Path) -> Plan:
     it."""
     found: list[Any] = []
     try:
-        with _limit(LIMIT_S), _meta_tensors(), _observed(found):
+        with limit(LIMIT_S), meta_tensors(), observed_plans(found):
             subject = replace(open_subject(load_task(f"{path}:Model", device="cpu")), target=H200)
             made = make_candidate(subject, Options())
     except Exception as error:  # noqa: BLE001 - the module is foreign code
@@ -98,10 +98,10 @@ def plan(path: Path) -> Plan:
         # The steps of the last plan still say which calls remain.
         return Plan(Counter(), _calls(found[-1].steps if found else ()))
     steps, calls = found[-1].steps, found[-1].calls
-    return Plan(Counter(_family(steps[k]) for k in calls), _calls(steps))
+    return Plan(Counter(family_of(steps[k]) for k in calls), _calls(steps))
 
 
-def _family(step: Any) -> str:
+def family_of(step: Any) -> str:
     return str(getattr(step, "family", type(step).__name__.removesuffix("Step").lower()))
 
 
@@ -111,7 +111,7 @@ def _calls(steps: Any) -> Counter[str]:
 
 
 @contextmanager
-def _observed(found: list[Any]) -> Iterator[None]:
+def observed_plans(found: list[Any]) -> Iterator[None]:
     """Append each plan that the expert makes in this context to `found`."""
     planned: Callable[..., Any] = candidates.plan_method
 
@@ -127,7 +127,7 @@ def _observed(found: list[Any]) -> Iterator[None]:
 
 
 @contextmanager
-def _meta_tensors() -> Iterator[None]:
+def meta_tensors() -> Iterator[None]:
     """Make all tensors created inside this context fake: they have a shape and a dtype, but no
     memory."""
     from torch import nn
@@ -144,7 +144,7 @@ def _meta_tensors() -> Iterator[None]:
 
 
 @contextmanager
-def _limit(seconds: int) -> Iterator[None]:
+def limit(seconds: int) -> Iterator[None]:
     """Raise TimeoutError inside this context after `seconds`."""
 
     def stop(*_: Any) -> None:
@@ -158,7 +158,7 @@ def _limit(seconds: int) -> Iterator[None]:
         signal.alarm(0)
 
 
-def _number(path: Path) -> tuple[int, str]:
+def number_of(path: Path) -> tuple[int, str]:
     match = re.match(r"\d+", path.name)
     return int(match[0]) if match else 0, path.name
 

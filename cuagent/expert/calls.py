@@ -76,9 +76,9 @@ def _product_call(
 def _convolution_call(
     name: str, step: Convolution, graph: Graph, target: Target, options: Options
 ) -> TritonCall:
-    tiles = convolution_tiles(step, target.processors)
-    tile = tiles[min(options.tiles, len(tiles) - 1)]
     channels = step.channels_out if step.is_copy else step.channels_in
     precision = "tf32" if runs_in_tf32(target, channels) else "tf32x3"
+    tiles = convolution_tiles(step, target.processors, precision)
+    tile = tiles[min(options.tiles, len(tiles) - 1)]
     text = convolution.render(name, step, lambda output: graph.node(output).dtype, precision)
     return TritonCall(name, text, step, partial(convolution.launches, conv=step, tile=tile))

@@ -25,13 +25,22 @@ tile.
 """
 
 
+GROUP_ROWS = 64
+"""Least number of rows of the tiles to try after the first.
+
+Four warps of sm_90 multiply 64 rows together (wgmma). With fewer, the compiler uses the
+instructions of earlier GPUs (mma.sync).
+"""
 PARTIAL_ROWS = 128
 """Number of spatial positions of a tile in a kernel that also stores partial sums over them."""
 
 
-def tiles(conv: Convolution, processors: int) -> tuple[Tile, ...]:
-    """Return the possible tiles of a convolution's kernel, the best by estimate first."""
-    found = _tiles(conv, processors)
+def tiles(conv: Convolution, processors: int, precision: str = "tf32") -> tuple[Tile, ...]:
+    """Return the possible tiles of a convolution's kernel, the best by estimate first.
+
+    `precision`: that of `tl.dot` for float32 operands.
+    """
+    found = _tiles(conv, processors, precision)
     if conv.copy:
         # The scale test of the copy needs all channels of a place in one tile.
         columns = max(16, 1 << (conv.channels_out - 1).bit_length())
@@ -44,7 +53,7 @@ def tiles(conv: Convolution, processors: int) -> tuple[Tile, ...]:
     return fits or (replace(found[0], rows=rows),)
 
 
-def _tiles(conv: Convolution, processors: int) -> tuple[Tile, ...]:
+def _tiles(conv: Convolution, processors: int, precision: str) -> tuple[Tile, ...]:
     float32 = conv.node.dtype == "float32"
     if not conv.right:
         columns = max(16, 1 << (conv.channels_out - 1).bit_length())
@@ -66,14 +75,31 @@ def _tiles(conv: Convolution, processors: int) -> tuple[Tile, ...]:
         terms = taps * conv.channels_in
         depth = min(depth, max(16, 1 << (terms - 1).bit_length()))
     half = 2 if conv.pair is not None else 1
-    shapes = SHAPES[columns]
-    # On an H200 eight warps took 0.53 to 0.92 of the time of four on five layers in float16, and
-    # 1.07 on two; 2.0 with a pool behind 128 columns. With four, a merged sum of 128 columns needs
-    # more than 255 registers for a thread and spills 1.3 to 1.9 kB.
-    eight = conv.reduces or conv.merged or (conv.scale and not conv.pool)
-    if eight and columns == 128:
-        shapes = (shapes[1], shapes[0], shapes[2])
-    return tuple(Tile(rows // half, columns, depth, warps, 3, 1.0) for rows, warps in shapes)
+    shapes: tuple[tuple[int, int], ...] = SHAPES[columns]
+    if columns == 128:
+        three_parts = float32 and not conv.scale and precision == "tf32x3"
+        shapes = _of_128_columns(conv, three_parts)
+    found = tuple(Tile(rows // half, columns, depth, warps, 3, 1.0) for rows, warps in shapes)
+    return found[0], *(tile for tile in found[1:] if tile.rows >= GROUP_ROWS)
+
+
+def _of_128_columns(conv: Convolution, three_parts: bool) -> tuple[tuple[int, int], ...]:
+    """Return the (rows, warps) to try for 128 columns.
+
+    On an H200 eight warps took 0.53 to 0.92 of the time of four on five layers in float16, and 1.07
+    on two; 2.0 with a pool behind 128 columns. With four warps and 128 rows, a merged sum and a sum
+    of three TF32 products (`three_parts`) need more than 255 registers for a thread: compiled for
+    sm_90 they spill 1.3 to 1.9 kB and 0.6 kB. Two phases with 64 rows each do not spill in their
+    loops.
+    """
+    four, eight, small = SHAPES[128]
+    if conv.merged:
+        return eight, small
+    if three_parts and conv.pair is None:
+        return (small, eight) if conv.pool else (eight, small)
+    if conv.reduces or (conv.scale and not conv.pool):
+        return eight, four, small
+    return four, eight, small
 
 
 def phase_count(conv: Convolution) -> int:

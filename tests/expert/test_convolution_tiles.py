@@ -1,0 +1,56 @@
+"""Tiles of convolution kernels that a search tries (`convolutions.tiles`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cuagent.expert.convolutions.convolution import Convolution, Pool, Volume
+from cuagent.expert.convolutions.phases import Axis
+from cuagent.expert.convolutions.tiles import tiles
+from cuagent.expert.graph.graph import Kind, Node
+
+OP = "own F.conv2d({0}, {1}, stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1)"
+
+
+def convolution(channels_in: int, channels_out: int, stride: int = 1, kernel: int = 3):
+    """Return a float32 convolution with channels-last operands; transposed if it has a stride."""
+    axis = Axis(64, 64 * stride, kernel, stride, 1, 1)
+    node = Node("c", Kind.LIBRARY, OP, ("x", "w"), (8, channels_out, 64 * stride, 64 * stride))
+    left = Volume("x", "float32", 64 * 64 * channels_in, 1, channels_in, 0)
+    return Convolution(
+        node, stride > 1, 8, channels_in, channels_out, (axis, axis), left, "w", None, (), {},
+        ("c",), {"c": ()}, {"x": "float32", "w": "float32"},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("channels", [16, 64, 128])
+def test_no_tile_of_two_phases_is_too_small_for_wgmma(channels):
+    conv = convolution(64, channels, stride=2)
+    assert conv.pair == 1
+    found = tiles(conv, 132)
+    assert len(found) > 1
+    assert all(tile.rows >= 64 for tile in found)
+
+
+def test_exact_sum_of_128_columns_has_no_tile_that_spills_in_its_loop():
+    conv = convolution(64, 128)
+    found = tiles(conv, 132, "tf32x3")
+    assert (128, 4) not in {(tile.rows, tile.warps) for tile in found}
+    assert (found[0].rows, found[0].warps) == (128, 8)
+    assert (tiles(conv, 132)[0].rows, tiles(conv, 132)[0].warps) == (128, 4), "in TF32"
+
+
+def test_exact_sum_with_a_pool_has_small_tiles_first():
+    pool = Pool(Node("p", Kind.POOL, "max", ("c",), (8, 128, 32, 32)), (2, 2), (32, 32), ())
+    first = tiles(replace(convolution(64, 128), pool=pool), 132, "tf32x3")[0]
+    assert (first.rows, first.warps) == (64, 4)
+
+
+def test_merged_sum_of_128_columns_has_no_tile_that_spills():
+    conv = convolution(3, 128)
+    conv = replace(conv, left=replace(conv.left, channel=64 * 64, place=1))
+    assert conv.merged
+    found = tiles(conv, 132)
+    assert [(tile.rows, tile.warps) for tile in found] == [(128, 8), (64, 4)]
