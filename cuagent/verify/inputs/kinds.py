@@ -166,6 +166,12 @@ ROUND = (Inputs.TIES, Inputs.BRINK, Inputs.HALVES)
 """Kinds of round numbers whose sums are exact, so that comparisons of them are certain."""
 EXACT = (Inputs.INTEGER, Inputs.CANCELLATION, Inputs.FEW, *ROUND)
 """Kinds on which a correct kernel makes no rounding error if the reference makes none."""
+UNPERTURBED = (Inputs.ALIKE,)
+"""Kinds that no perturbation of the weights may move, unless they are shaken weights.
+
+A norm over copies of one embedded number is exactly its bias. If that is zero, any roundoff is an
+error without a bound.
+"""
 AMONG_OWN = (Inputs.OWN, Inputs.ENDS, Inputs.TAILS)
 """Kinds in which some floating numbers are those of the task's get_inputs."""
 PLACED = (
