@@ -199,18 +199,34 @@ def _threads(libraries: Sequence[ctypes.CDLL], count: int) -> Iterator[None]:
 def _openmp_libraries() -> list[ctypes.CDLL]:
     """Return all OpenMP libraries that this process has loaded; torch's and the compiler's may
     differ."""
-    paths = {
-        line.split(maxsplit=5)[5]
-        for line in Path("/proc/self/maps").read_text().splitlines()
-        if any(name in line.rpartition("/")[2] for name in NAMES)
-    }
+    paths = {path for path in _loaded_paths() if any(n in path.rpartition("/")[2] for n in NAMES)}
     found = []
     for path in sorted(paths):
         with contextlib.suppress(OSError):
-            library = ctypes.CDLL(path.strip(), mode=os.RTLD_NOLOAD)
+            library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD)
             if hasattr(library, "omp_set_num_threads"):
                 found.append(library)
     return found
+
+
+def _loaded_paths() -> list[str]:
+    """Return the paths of the libraries that this process has loaded.
+
+    The dynamic linker knows them. The sandbox may deny /proc/self/maps: Landlock's rule for /proc
+    is lost if the kernel drops that inode, as it does when memory is short.
+    """
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "dl_iterate_phdr"):
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        return [line.split(maxsplit=5)[5].strip() for line in lines if "/" in line]
+    paths: list[str] = []
+
+    def visit(info: Any, _size: int, _data: object) -> int:
+        paths.append(os.fsdecode(info.contents.name or b""))
+        return 0
+
+    libc.dl_iterate_phdr(_VISIT(visit), None)
+    return paths
 
 
 class _LoadedObject(ctypes.Structure):

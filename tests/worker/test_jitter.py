@@ -38,6 +38,14 @@ def test_openmp_library_that_is_loaded_later_gets_the_number_of_threads(
     assert later.omp_get_max_threads() == usual
 
 
+def test_libraries_are_found_without_the_memory_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> str:
+        raise PermissionError("/proc/self/maps")
+
+    monkeypatch.setattr(Path, "read_text", refused)
+    assert any("omp" in library._name for library in _openmp_libraries())
+
+
 def test_loads_are_counted(tmp_path: Path) -> None:
     libc = ctypes.CDLL(None)
     before = _library_loads(libc)
