@@ -47,8 +47,9 @@ def plan(
     """Return the rounds of a verdict on this task, with the seeds of all draws.
 
     `kinds` are the kinds of inputs that the reference accepts, `sweep_counts` the numbers of draws
-    in sweeps. `weights` are the names of the model's weights; `grown` are the kinds of grown
-    weights that change the model's outputs. A `large` task gets fewer draws.
+    in sweeps, and of draws of another kind if there are several. `weights` are the names of the
+    model's weights; `grown` are the kinds of grown weights that change the model's outputs. A
+    `large` task gets fewer draws.
     """
     biased = any("bias" in name for name in weights)
     without = {Weights.GROWN, Weights.PAST} - set(grown)
@@ -69,7 +70,12 @@ def _round(
     in_use = When.SWAPPED if weights else When.IN_USE
     when = When.FIRST if entry.fresh else in_use
     draw = partial(Trial, has_weights=weights)
-    trials = [draw(k, entry.weights, seeds.draw(), when) for k in entry.kinds if k in kinds]
+    trials = [
+        draw(k, entry.weights, seeds.draw(), when, step)
+        for k in entry.kinds
+        if k in kinds
+        for step in range(sweep_counts[k].made if k in sweep_counts else 1)
+    ]
     repeats = [replace(trial, when=When.AGAIN) for trial in trials[: entry.repeats]]
     if repeats:
         random.Random(seeds.draw()).shuffle(repeats)
