@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from cuagent.verify.inputs.kinds import Inputs
+from cuagent.verify.inputs.kinds import SWEEPS, Inputs
 from cuagent.verify.inputs.seeds import Seeds
 from cuagent.verify.inputs.sweeps import SweepCount
 from cuagent.verify.inputs.weights import Weights
@@ -51,6 +51,8 @@ def plan(
     model's weights; `grown` are the kinds of grown weights that change the model's outputs. A
     `large` task gets fewer draws.
     """
+    if large:
+        sweep_counts = {kind: count for kind, count in sweep_counts.items() if kind in SWEEPS}
     biased = any("bias" in name for name in weights)
     without = {Weights.GROWN, Weights.PAST} - set(grown)
     without |= set() if biased else {Weights.SUNK}

@@ -115,6 +115,8 @@ def test_one_tensor_is_faint_if_outputs_would_be_tiny_otherwise() -> None:
     planned = plan(Seeds(), found.kinds, found.sweep_counts, weights=())
     faint = [t for entry in planned for t in entry.trials if t.kind is Inputs.FAINT]
     assert [trial.step for trial in faint] == [0, 1]
+    few = plan(Seeds(), found.kinds, found.sweep_counts, weights=(), large=True)
+    assert [t.kind for entry in few for t in entry.trials].count(Inputs.FAINT) == 1
 
 
 def test_complex_inputs_are_drawn_like_floating_ones() -> None:

@@ -68,8 +68,12 @@ WRONG = {
     ),
     "bf16 products": (
         """
-        self.linear.weight.data = self.linear.weight.bfloat16().float()
-        return self.honest(x.bfloat16().float())
+        weight = self.linear.weight
+        coarse = torch.nn.Parameter(weight.bfloat16().float())
+        self.linear.weight = coarse
+        y = self.honest(x.bfloat16().float())
+        self.linear.weight = weight
+        return y
         """,
         Reason.LESS_PRECISE,
     ),

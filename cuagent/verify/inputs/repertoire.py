@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 FAINT_NORM = 0.25
 """Norm of the tiny tensor in draws of Inputs.FAINT with a single one: below a usual limit of 1."""
-MOST_FAINT = 4
+MOST_FAINT = 3
 """Largest number of draws of Inputs.FAINT in which one tensor is tiny."""
 MOST_VARIED = 8
 """Largest number of draws with changed fixed integers; more only if there are more changes."""
