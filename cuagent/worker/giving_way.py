@@ -18,7 +18,8 @@ POLL_S = 0.02
 """Seconds between two looks if another process waits for the device."""
 DRAIN_S = 0.3
 """Seconds to wait until a GPU has finished the work that a stopped process had queued. Autotuning
-queues 0.1 s."""
+queues 0.1 s. Longer work of a candidate is not waited for: it cannot be seen, slows all interleaved
+arms of another judge's timing, and gains nothing for the candidate."""
 
 
 def run_giving_way(work: Callable[[], None], process: DrivenProcess, sharing: Sharing) -> float:

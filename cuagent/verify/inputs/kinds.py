@@ -46,7 +46,11 @@ class Inputs(StrEnum):
     TINY = "tiny numbers"
     """Rows of magnitude 1e-4 to 1e-9, so that divisors are tiny but not zero."""
     FAINT = "tiny numbers throughout"
-    """Numbers of magnitude 6e-5 throughout, for references that normalise over more than a row."""
+    """Numbers of magnitude 6e-5 throughout, for references that normalise over more than a row.
+
+    If the outputs would be tiny too, only one tensor is tiny, with a norm of 1/4; another one in
+    each draw.
+    """
     HUGE = "huge numbers"
     """Like LARGE, with magnitude 1e18.
 
