@@ -82,16 +82,7 @@ def capture(model: torch.nn.Module, inputs: Sequence[Any]) -> Captured:
             case kind:
                 raise CaptureError(f"{name} is a {kind.lower()}, which is not supported")
     named = dict(zip((feed.name for feed in feeds), expressions, strict=True))
-    states = []
-    for spec in signature.output_specs:
-        if spec.kind.name == "USER_OUTPUT":
-            continue
-        if spec.kind.name != "BUFFER_MUTATION" or spec.target not in plain:
-            raise CaptureError(f"forward changes {spec.target} in place")
-        states.append(spec.target)
-    for node in exported.graph.find_nodes(op="placeholder"):
-        if parameters.get(node.name) in states and not forget_old_value(node):
-            raise CaptureError(f"forward reads {parameters[node.name]}, which it changes")
+    states = _states(exported, plain, parameters)
     literals = {feed.name: feed.value for feed in feeds if hasattr(feed, "value")}
     nodes = tuple(exported.graph.nodes)
     if changing := next((node.name for node in nodes if not _has_fixed_shape(node)), None):
@@ -99,9 +90,6 @@ def capture(model: torch.nn.Module, inputs: Sequence[Any]) -> Captured:
     outputs = tuple(nodes[-1].args[0])
     # torch.export returns the values of changed buffers first.
     outputs = (*outputs[len(states) :], *outputs[: len(states)])
-    for name, value in zip(states, outputs[len(outputs) - len(states) :], strict=True):
-        if value.op == "placeholder":
-            raise CaptureError(f"forward changes {name} in place")
     spec, words = exported.call_spec.out_spec, [f"{{{k}}}" for k in range(len(outputs))]
     template = _expression(pytree.tree_unflatten(words[: len(outputs) - len(states)], spec))
     if states:
@@ -115,8 +103,33 @@ def capture(model: torch.nn.Module, inputs: Sequence[Any]) -> Captured:
         outputs,
         template,
         arguments,
-        tuple(states),
+        states,
     )
+
+
+def _states(
+    exported: Any, plain: dict[str, torch.Tensor], parameters: dict[str, str]
+) -> tuple[str, ...]:
+    """Return the names of the tensor attributes that forward overwrites, without reading them.
+
+    `plain` and `parameters` are as in `_exported` and `Captured`. Raises CaptureError if forward
+    changes another tensor, or reads a tensor that it changes.
+    """
+    states = []
+    for spec in exported.graph_signature.output_specs:
+        if spec.kind.name == "USER_OUTPUT":
+            continue
+        if spec.kind.name != "BUFFER_MUTATION" or spec.target not in plain:
+            raise CaptureError(f"forward changes {spec.target} in place")
+        states.append(spec.target)
+    for node in exported.graph.find_nodes(op="placeholder"):
+        if parameters.get(node.name) in states and not forget_old_value(node):
+            raise CaptureError(f"forward reads {parameters[node.name]}, which it changes")
+    values = exported.graph.output_node().args[0]
+    for name, value in zip(states, values, strict=False):
+        if value.op == "placeholder":
+            raise CaptureError(f"forward changes {name} in place")
+    return tuple(states)
 
 
 def _exported(model: torch.nn.Module, inputs: Sequence[Any]) -> tuple[Any, dict[str, torch.Tensor]]:
