@@ -3,10 +3,11 @@
     python benchmarks/first_plans.py FOLDER [--match WORD] [--calls]
 
 FOLDER contains problems in the format of KernelBench, in folders by level or directly. Each module
-is captured with tensors that have shapes but no memory, and a candidate is planned for an H200
-under torch's default settings. The program prints for each problem the numbers of kernels by family
-(or `nothing`), and the heavy calls that the candidate leaves to the library (products,
-convolutions, attention, recurrences); then totals by folder. Nothing is timed.
+is captured on the CPU with tensors whose memory is never written, and a candidate is planned for an
+H200 under torch's default settings. The program prints for each problem the numbers of kernels by
+family (or `nothing`), and the heavy calls that the candidate leaves to the library (products,
+convolutions, attention, recurrences); then totals by folder. Nothing is timed. Packages that the
+problems import must be installed (KernelBench's level 3 needs einops).
 """
 
 from __future__ import annotations
@@ -28,8 +29,13 @@ from cuagent.expert.capture.subject import Target, open_subject
 from cuagent.task import load_task
 
 H200 = Target("cuda", (9, 0), 132, tf32=False, tf32_convolutions=True)
-LIMIT_S = 60
-"""Time limit in seconds for planning one problem."""
+LIMIT_S = 120
+"""Limit of the processor time in seconds for planning one problem."""
+WRITTEN = 4096
+"""Largest number of elements of a tensor that an in-place function fills."""
+FILLS = {"uniform_", "normal_", "fill_", "zero_", "copy_", "trunc_normal_", "bernoulli_", "erfinv_"}
+FILLS |= {"mul_", "add_", "clamp_"}
+"""Names of the in-place functions with which modules and `torch.nn.init` fill new tensors."""
 HEAVY = re.compile(
     r"F\.(linear|conv\w+|scaled_dot_product_attention)\(|torch\.(matmul|mm|bmm|addmm)\(|"
     r"torch\.ops\.aten\.(\w*conv\w*|\w*mm|\w*matmul|einsum|lstm|gru|rnn\w*|cudnn\w+|"
@@ -87,9 +93,10 @@ def plan(path: Path) -> Plan:
     it."""
     found: list[Any] = []
     try:
-        with limit(LIMIT_S), meta_tensors(), observed_plans(found):
-            subject = replace(open_subject(load_task(f"{path}:Model", device="cpu")), target=H200)
-            made = make_candidate(subject, Options())
+        with limit(LIMIT_S), observed_plans(found):
+            with unwritten_tensors():
+                subject = open_subject(load_task(f"{path}:Model", device="cpu"))
+            made = make_candidate(replace(subject, target=H200), Options())
     except Exception as error:  # noqa: BLE001 - the module is foreign code
         return Plan(
             Counter(), Counter(), f"{type(error).__name__}: {str(error).splitlines()[0][:90]}"
@@ -127,35 +134,55 @@ def observed_plans(found: list[Any]) -> Iterator[None]:
 
 
 @contextmanager
-def meta_tensors() -> Iterator[None]:
-    """Make all tensors created inside this context fake: they have a shape and a dtype, but no
-    memory."""
-    from torch import nn
-    from torch._subclasses import FakeTensorMode
+def unwritten_tensors() -> Iterator[None]:
+    """Leave the elements of large tensors that are created in this context unwritten.
 
-    # A module cannot move parameters without memory; all of them are on one device here.
-    move = nn.Module.to
-    nn.Module.to = lambda model, *_, **__: model  # type: ignore[assignment]
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            yield
-    finally:
-        nn.Module.to = move  # type: ignore[method-assign]
+    The operating system provides memory when it is first written, so modules of any size fit.
+    Fake tensors do not serve: a module may read values in its constructor, keep tensors that are
+    not parameters, or be captured by `torch.export` under a second fake mode.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    creates = {
+        torch.rand: torch.empty,
+        torch.randn: torch.empty,
+        torch.ones: torch.zeros,
+        torch.full: lambda size, _, **options: torch.zeros(size, **options),
+    }
+    likes = {torch.rand_like, torch.randn_like, torch.ones_like, torch.zeros_like}
+
+    class Unwritten(TorchFunctionMode):
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            first, options = args[0] if args else None, kwargs or {}
+            if torch.compiler.is_exporting():
+                return function(*args, **options)
+            if function in likes:
+                return torch.empty_like(first, **options)
+            fills = getattr(function, "__name__", "") in FILLS
+            if fills and isinstance(first, torch.Tensor) and first.numel() > WRITTEN:
+                return first
+            return creates.get(function, function)(*args, **options)
+
+    with Unwritten():
+        yield
 
 
 @contextmanager
 def limit(seconds: int) -> Iterator[None]:
-    """Raise TimeoutError inside this context after `seconds`."""
+    """Raise TimeoutError inside this context after `seconds` of processor time."""
 
     def stop(*_: Any) -> None:
-        raise TimeoutError(f"not planned after {seconds} s")
+        raise TimeoutError(f"not planned after {seconds} s of processor time")
 
-    signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
+    signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def number_of(path: Path) -> tuple[int, str]:

@@ -25,7 +25,15 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from first_plans import H200, LIMIT_S, family_of, limit, meta_tensors, number_of, observed_plans
+from first_plans import (
+    H200,
+    LIMIT_S,
+    family_of,
+    limit,
+    number_of,
+    observed_plans,
+    unwritten_tensors,
+)
 from sm90_compilers import Compiled, Source, compiled
 from sm90_figures import SHARED_OF_BLOCK, occupancy
 
@@ -138,8 +146,10 @@ def _planned(
 def _of_problem(path: Path, problem: str, options: list[str]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     # Some modules print when they are imported or called.
-    with limit(LIMIT_S * 5), meta_tensors(), redirect_stdout(sys.stderr):
-        subject = replace(open_subject(load_task(f"{path}:Model", device="cpu")), target=H200)
+    with limit(LIMIT_S * 5), redirect_stdout(sys.stderr):
+        with unwritten_tensors():
+            subject = open_subject(load_task(f"{path}:Model", device="cpu"))
+        subject = replace(subject, target=H200)
         for name in options:
             plans: list[Any] = []
             with observed_plans(plans):

@@ -178,6 +178,7 @@ def _method(
         notes,
         "" if is_second else options.compile,
         options.graph and subject.device == "cuda" and subject.backward is None and not is_second,
+        tuple(map(subject.attribute, subject.captured.states)),
         "backward" if is_second else "forward",
     )
     return Method(parts, plan.steps, plan.calls), origins

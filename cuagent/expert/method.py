@@ -71,6 +71,9 @@ class ModuleText:
     """Mode of torch.compile for everything except the kernels; "" for eager execution."""
     replayed: bool = False
     """True to replay the forward as a CUDA graph, which the module captures itself."""
+    states: tuple[str, ...] = ()
+    """Python expressions of the attributes that forward overwrites, in the order in which they
+    follow the result in the graph's template."""
     method: str = "forward"
     """Name of the method that computes the graph: `forward`, or `backward` of a training step."""
 

@@ -145,6 +145,15 @@ class _Module(Prepared):
         ]
 
     def _forward(self) -> list[str]:
+        *lines, last = self._returning()
+        if not self.parts.states:
+            return [*lines, last]
+        result, value = self._unused("result"), last.removeprefix("    return ")
+        names = ", ".join([result, *self.parts.states])
+        return [*lines, f"    {names} = {value}", f"    return {result}"]
+
+    def _returning(self) -> list[str]:
+        """Return the Python lines of the method; the last one returns the graph's template."""
         names = ", ".join(self._names())
         out = [
             f"def {self.parts.method}(self, {names}):",

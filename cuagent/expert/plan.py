@@ -23,6 +23,7 @@ from cuagent.expert.convolutions.convolution import Convolution
 from cuagent.expert.convolutions.copies import with_copies
 from cuagent.expert.convolutions.linears import linears_to_channels
 from cuagent.expert.convolutions.match import with_convolutions
+from cuagent.expert.convolutions.one_place import without_places
 from cuagent.expert.convolutions.operands import copy_operands
 from cuagent.expert.convolutions.partials import partial_sums, with_partials
 from cuagent.expert.convolutions.pools import with_pools
@@ -162,6 +163,7 @@ def _rewritten(
     """
     target = subject.target
     graph = rewrite(graph, fold=options.fold, merge=options.merge)
+    graph = without_places(graph, kept)
     graph = sum_before_convolutions(graph) if options.fold else graph
     graph = transposed_products(graph, target.device, kept)
     graph = with_depthwise(graph, target.device, kept)
@@ -248,5 +250,10 @@ def _changed(before: Graph, after: Graph) -> tuple[str, ...]:
         n
         for n in before.nodes
         if n.kind is Kind.POINTWISE and n.name in names and after.node(n.name).kind is Kind.LIBRARY
+    ]
+    changed += [
+        n
+        for n in before.nodes
+        if n.op.startswith("F.conv") and n.name in names and after.node(n.name).kind is Kind.VIEW
     ]
     return tuple(dict.fromkeys(n.origin for n in changed if n.origin))

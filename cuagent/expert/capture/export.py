@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cuagent.expert.capture.composites import composites
+from cuagent.expert.capture.states import as_buffers, forget_old_value, plain_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -51,25 +52,19 @@ class Captured:
     """Python expression that forward returns, in which `{0}`, `{1}`, ... stand for the outputs."""
     arguments: tuple[str, ...]
     """Names of forward's arguments, one for each captured input."""
+    states: tuple[str, ...] = ()
+    """Names of the tensor attributes that forward overwrites; their values are the last outputs,
+    and `template` is then the tuple of forward's result and these values."""
 
 
 def capture(model: torch.nn.Module, inputs: Sequence[Any]) -> Captured:
     """Capture `model.forward(*inputs)`. Raises CaptureError."""
-    import torch
     from torch.utils import _pytree as pytree
 
     # torch.export imports torch._inductor, which creates its cache folder on import (in TMPDIR
     # unless this variable is set).
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_cache() / "inductor"))
-    try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
-            exported = torch.export.export(model, tuple(inputs), strict=False)
-            exported = exported.run_decompositions({})
-            if definitions := composites(exported.graph.nodes):
-                exported = exported.run_decompositions(definitions)
-    except Exception as error:  # torch.export raises errors of many unrelated types
-        raise CaptureError(f"torch.export: {_first_line(error)}") from error
+    exported, plain = _exported(model, inputs)
     arguments = _argument_names(model, len(inputs))
     paths, _ = pytree.tree_flatten_with_path(tuple(inputs))
     expressions = [arguments[_key(path[0])] + _path(path[1:]) for path, _ in paths]
@@ -86,20 +81,84 @@ def capture(model: torch.nn.Module, inputs: Sequence[Any]) -> Captured:
                 feeds.append(spec.arg)
             case kind:
                 raise CaptureError(f"{name} is a {kind.lower()}, which is not supported")
-    for spec in signature.output_specs:
-        if spec.kind.name != "USER_OUTPUT":
-            raise CaptureError(f"forward changes {spec.target} in place")
     named = dict(zip((feed.name for feed in feeds), expressions, strict=True))
+    states = _states(exported, plain, parameters)
     literals = {feed.name: feed.value for feed in feeds if hasattr(feed, "value")}
     nodes = tuple(exported.graph.nodes)
     if changing := next((node.name for node in nodes if not _has_fixed_shape(node)), None):
         raise CaptureError(f"the shape of {changing} depends on values of tensors")
     outputs = tuple(nodes[-1].args[0])
-    spec = exported.call_spec.out_spec
-    structure = pytree.tree_unflatten([f"{{{k}}}" for k in range(len(outputs))], spec)
+    # torch.export returns the values of changed buffers first.
+    outputs = (*outputs[len(states) :], *outputs[: len(states)])
+    spec, words = exported.call_spec.out_spec, [f"{{{k}}}" for k in range(len(outputs))]
+    template = _expression(pytree.tree_unflatten(words[: len(outputs) - len(states)], spec))
+    if states:
+        template = f"({', '.join([template, *words[-len(states) :]])})"
     return Captured(
-        nodes, parameters, named, literals, constants, outputs, _expression(structure), arguments
+        nodes,
+        parameters,
+        named,
+        literals,
+        constants,
+        outputs,
+        template,
+        arguments,
+        states,
     )
+
+
+def _states(
+    exported: Any, plain: dict[str, torch.Tensor], parameters: dict[str, str]
+) -> tuple[str, ...]:
+    """Return the names of the tensor attributes that forward overwrites, without reading them.
+
+    `plain` and `parameters` are as in `_exported` and `Captured`. Raises CaptureError if forward
+    changes another tensor, or reads a tensor that it changes.
+    """
+    states = []
+    for spec in exported.graph_signature.output_specs:
+        if spec.kind.name == "USER_OUTPUT":
+            continue
+        if spec.kind.name != "BUFFER_MUTATION" or spec.target not in plain:
+            raise CaptureError(f"forward changes {spec.target} in place")
+        states.append(spec.target)
+    for node in exported.graph.find_nodes(op="placeholder"):
+        if parameters.get(node.name) in states and not forget_old_value(node):
+            raise CaptureError(f"forward reads {parameters[node.name]}, which it changes")
+    values = exported.graph.output_node().args[0]
+    for name, value in zip(states, values, strict=False):
+        if value.op == "placeholder":
+            raise CaptureError(f"forward changes {name} in place")
+    return tuple(states)
+
+
+def _exported(model: torch.nn.Module, inputs: Sequence[Any]) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Return (exported program, tensor attributes that were made buffers to capture the module).
+
+    Raises CaptureError.
+    """
+    try:
+        return _export(model, inputs), {}
+    except CaptureError:
+        if not (plain := plain_tensors(model)):
+            raise
+        with as_buffers(model, plain):
+            return _export(model, inputs), plain
+
+
+def _export(model: torch.nn.Module, inputs: Sequence[Any]) -> Any:
+    import torch
+
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            exported = torch.export.export(model, tuple(inputs), strict=False)
+            exported = exported.run_decompositions({})
+            if definitions := composites(exported.graph.nodes):
+                exported = exported.run_decompositions(definitions)
+    except Exception as error:  # torch.export raises errors of many unrelated types
+        raise CaptureError(f"torch.export: {_first_line(error)}") from error
+    return exported
 
 
 def _has_fixed_shape(node: Any) -> bool:
