@@ -9,7 +9,7 @@ from cuagent.expert.attention.kernel import AttentionStep, blocks
 from cuagent.expert.capture.subject import Target
 from cuagent.expert.convolutions import triton as convolution
 from cuagent.expert.convolutions.convolution import Convolution
-from cuagent.expert.convolutions.qualify import runs_in_tf32
+from cuagent.expert.convolutions.qualify import captured_channels, runs_in_tf32
 from cuagent.expert.convolutions.tiles import tiles as convolution_tiles
 from cuagent.expert.families import generate
 from cuagent.expert.graph.graph import Graph
@@ -77,7 +77,8 @@ def _convolution_call(
     name: str, step: Convolution, graph: Graph, target: Target, options: Options
 ) -> TritonCall:
     channels = step.channels_out if step.is_copy else step.channels_in
-    precision = "tf32" if runs_in_tf32(target, channels) else "tf32x3"
+    captured = captured_channels(step.node, channels)
+    precision = "tf32" if runs_in_tf32(target, captured) else "tf32x3"
     tiles = convolution_tiles(step, target.processors, precision)
     tile = tiles[min(options.tiles, len(tiles) - 1)]
     text = convolution.render(name, step, lambda output: graph.node(output).dtype, precision)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cuagent.expert.convolutions.partials import is_partial
 from cuagent.expert.graph.graph import Graph, Kind, Node
 from cuagent.expert.method import FRESH, Steps
@@ -47,11 +49,14 @@ def may_gain(group: Group, steps: Steps, graph: Graph, device: str) -> bool:
     gathers |= any(n.op == "eq" and graph.node(n.inputs[-1]).kind is Kind.INDEX for n in work)
     widening = origins == {""}
     reduction = any(n.kind is Kind.REDUCE for n in work) and _is_alone(group, steps)
+    reduction |= device == "cuda" and _only_kernels_with_a_reduction(steps)
+    broadcast = device == "cuda" and _is_alone(group, steps) and _broadcasts(work, graph)
     reduction |= device == "cpu" and any(_is_slow_extreme(n, graph) for n in work)
     several = len(origins) > 1 or len(work) > 3 or group.family != "streaming"
     if device == "cpu" and group.size <= SMALL:
         reduction |= any(o.startswith(("cat", "stack")) for o in origins)
         reduction |= any(_touch(group, s, graph) for s in steps if isinstance(s, Group))
+    several |= broadcast
     return several or shared or algebra or in_place or widening or reduction or gathers or partial
 
 
@@ -86,3 +91,22 @@ def _is_alone(group: Group, steps: Steps) -> bool:
     """
     others = (step for step in steps if step is not group)
     return not any(not isinstance(s, Node) or s.kind is Kind.LIBRARY for s in others)
+
+
+def _only_kernels_with_a_reduction(steps: Steps) -> bool:
+    """Return True if kernels compute the whole method, and one of them reduces.
+
+    torch's elementwise kernels after a reduction read its result as a broadcast operand
+    (`_broadcasts`). A timing of the module then decides.
+    """
+    work = [s for s in steps if not isinstance(s, Node) or s.kind is Kind.LIBRARY]
+    reduces = (n.kind is Kind.REDUCE for s in work if isinstance(s, Group) for n in s.nodes)
+    return all(isinstance(s, Group) for s in work) and any(reduces)
+
+
+def _broadcasts(work: Sequence[Node], graph: Graph) -> bool:
+    """Return True if an operand is smaller than the result, as the channel scales of a norm are.
+
+    torch's elementwise kernels use vectors only if all operands have the same layout.
+    """
+    return any(graph.node(a).size < n.size for n in work for a in n.inputs)

@@ -38,6 +38,24 @@ inline int __float_as_int(float x) {
   return bits;
 }
 
+
+// Half precision: a store rounds to nearest even.
+struct __half {
+  _Float16 value;
+};
+using half = __half;
+inline float __half2float(__half x) { return static_cast<float>(x.value); }
+inline __half __float2half_rn(float x) { return {static_cast<_Float16>(x)}; }
+struct __nv_bfloat16 {
+  uint16_t bits;
+};
+inline float __bfloat162float(__nv_bfloat16 x) { return __int_as_float(x.bits << 16); }
+inline __nv_bfloat16 __float2bfloat16_rn(float x) {
+  const uint32_t bits = __float_as_int(x);
+  if (x != x) return {0x7fff};
+  return {static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+}
+
 struct dim3 {
   unsigned x, y, z;
   dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {}

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 
+FLAGS = ["-O1", "-w", "-std=c++17", "-fPIC"]
 LAUNCH = re.compile(r"(\w+)<<<(.*), 0, stream>>>\((.*)\);")
 
 
@@ -21,8 +25,9 @@ def emulated(path: str) -> SimpleNamespace:
     text = LAUNCH.sub(_launch, source.read_text()).replace('#include "cluster_cuda.h"\n', "")
     cluster = re.search(r"__cluster_dims__\((\d+)", text)
     target, library = source.with_suffix(".cpp"), source.with_suffix(".so")
-    target.write_text(f'#include "{Path(__file__).parent / "emulated.h"}"\n{text}')
-    options = ["-O1", "-w", "-std=c++17", "-fPIC", "-shared"]
+    target.write_text(f'#include "{header()}"\n{text}')
+    options = [*FLAGS, "-shared"]
+    options += ["-I", str(Path(__file__).parent / "emulated_headers")]
     options += [f"-DCLUSTER_SIZE={cluster[1]}"] if cluster else []
     command = ["g++", *options, "-o", str(library), str(target)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -33,6 +38,22 @@ def emulated(path: str) -> SimpleNamespace:
         function(*(ctypes.c_void_p(t.data_ptr()) for t in tensors), ctypes.c_void_p(0))
 
     return SimpleNamespace(**{source.stem: call})
+
+
+@functools.cache
+def header() -> Path:
+    """Return the path of a copy of `emulated.h`, precompiled: most kernels are shorter than it."""
+    global _folder
+    _folder = tempfile.TemporaryDirectory()
+    copy = Path(_folder.name) / "emulated.h"
+    shutil.copy(Path(__file__).parent / "emulated.h", copy)
+    command = ["g++", *FLAGS, "-x", "c++-header", str(copy), "-o", f"{copy}.gch"]
+    subprocess.run(command, check=True, timeout=300)
+    return copy
+
+
+_folder: tempfile.TemporaryDirectory[str]
+"""Folder of the precompiled header, which is removed when the process ends."""
 
 
 def _launch(match: re.Match[str]) -> str:

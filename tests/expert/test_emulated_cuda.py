@@ -161,3 +161,10 @@ def check(tmp_path, monkeypatch, text, options, target=SMALL):
     module, task = imported(tmp_path / "model_new.py"), imported(path)
     assert_agrees(Imported(candidate, module.ModelNew, task.Model, task.get_inputs))
     return candidate
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_emulated_rows_of_half_precision(tmp_path, monkeypatch, dtype):
+    text = reductions.text_of("return torch.softmax(x * 2 + y, -1)", "5, 136", dtype)
+    candidate = check(tmp_path, monkeypatch, text, Options())
+    assert any("half_cuda.h" in t for f, t in candidate.files.items() if f.endswith(".cu"))

@@ -22,6 +22,14 @@ LAYERS = {
         "nn.Conv2d(48, 96, 3, padding=1, groups=2)", "F.max_pool2d(F.relu(self.c(x)), 2)",
         "48, 10, 10",
     ),
+    "transposed": (
+        "nn.ConvTranspose2d(32, 24, (3, 5), (2, 3), (1, 2), dilation=(2, 1), groups=4)",
+        "self.c(x) * 2", "32, 6, 7",
+    ),
+    "transposed 3-D": (
+        "nn.ConvTranspose3d(16, 16, (3, 5, 7), 2, (1, 2, 3), 1, groups=2)", "F.relu(self.c(x))",
+        "16, 3, 4, 5",
+    ),
     "norm": ("nn.Conv2d(32, 48, 3, groups=2)", "F.group_norm(self.c(x), 4)", "32, 20, 20"),
 }  # fmt: skip
 
@@ -63,6 +71,14 @@ def test_groups_are_in_one_launch(tmp_path, name):
     candidate = made(tmp_path, text_of(name))
     assert candidate.library_convolutions == 0
     assert candidate.files["model_new.py"].count("group = program % ") == 1
+
+
+@pytest.mark.slow
+def test_strided_points_of_many_channels_stay_with_the_library(tmp_path):
+    """The copy of such an input would have the channels of all groups."""
+    text = text_of("pointwise").replace("60, 40, 1, g", "128, 64, 1, stride=2, g")
+    candidate = made(tmp_path, text.replace("60, 11, 9", "128, 11, 9"))
+    assert candidate is None or candidate.library_convolutions == 1
 
 
 def test_reduction_over_the_channels_of_all_groups_is_a_kernel_of_its_own(tmp_path, monkeypatch):

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 from agreement import assert_agrees  # type: ignore[import-not-found]
 
+from cuagent.expert.capture.subject import Target
+from cuagent.expert.convolutions import qualify
+
 CASES = {
     "all places, whole intervals": (
         "nn.ConvTranspose2d(5, 7, 3)", "self.c(x).mean((2, 3), keepdim=True) * 2", "3, 5, 9, 11", 1,
@@ -112,3 +115,16 @@ def test_sums_follow_a_change_of_the_weight(make):
             parameter.mul_(-2)
         reference.load_state_dict(model.state_dict())
         torch.testing.assert_close(model(x), reference(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("channels", "rounds"), [(16, False), (20, True)])
+def test_joined_sums_keep_the_precision_of_the_captured_channels(
+    generate, monkeypatch, channels, rounds
+):
+    """Three sums of 16 channels are 48 channels, but cuDNN computes 16 in float32."""
+    monkeypatch.setattr(qualify, "LEAST_OPERATIONS", 0)
+    layer = f"nn.ConvTranspose3d({channels}, 48, 3, padding=1)"
+    text = text_of(layer, "self.c(x).mean(2, keepdim=True)", f"2, {channels}, 6, 7, 8")
+    candidate = generate(text, Target("cuda", (9, 0), 1, tf32_convolutions=True))
+    assert ("torch.float16" in candidate.files["model_new.py"]) == rounds
+    assert candidate.library_convolutions == 0

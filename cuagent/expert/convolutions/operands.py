@@ -10,6 +10,7 @@ from cuagent.expert.capture.subject import Target
 from cuagent.expert.convolutions.convolution import settings_of
 from cuagent.expert.convolutions.qualify import (
     FEW_CHANNELS,
+    captured_channels,
     copy_call,
     is_pointwise,
     is_read_in_place,
@@ -22,6 +23,9 @@ from cuagent.expert.graph.graph import Graph, Kind, Node
 
 WEIGHT = "{0}.movedim(1, -1).contiguous() "
 TRANSPOSED_WEIGHT = "{0}.movedim(0, -1).contiguous()"
+TRANSPOSED_GROUPS = "{0}.unflatten(0, (GROUPS, -1)).movedim(1, -1).flatten(0, 1).contiguous()"
+"""Python expression of a grouped transposed convolution's weight as (output channels, *taps, input
+channels of one group). GROUPS stands for the number of groups."""
 ROUNDED = "(({0}.float().view(torch.int32) + 4096) & -8192).view(torch.float32)"
 """Python expression that rounds to the nearest TF32 number. Tensor cores would truncate the last 13
 bits of an operand instead; such errors have one sign and add up over the sum."""
@@ -55,15 +59,17 @@ def copy_operands(graph: Graph, target: Target, keep: frozenset[str], every: boo
         x, weight = graph.node(str(node.args[0])), graph.node(str(node.args[1]))
         names = [x.name, weight.name]
         copies: list[tuple[Any, ...]] = []
-        channels = x.shape[1] // settings_of(node)["groups"]
-        rounded = weight.dtype == "float32" and runs_in_tf32(target, channels)
+        groups = settings_of(node)["groups"]
+        channels = x.shape[1] // groups
+        captured = captured_channels(node, channels)
+        rounded = weight.dtype == "float32" and runs_in_tf32(target, captured)
         extra: list[str] = []
         if not is_pointwise(node, weight):
             copied = channels >= FEW_CHANNELS or not is_read_in_place(graph, x)
-            halves = copied and rounded and runs_in_halves(graph, x, target)
+            halves = copied and rounded and runs_in_halves(graph, node, x, target)
             call, moved = WEIGHT, (weight.shape[0], *weight.shape[2:], weight.shape[1])
             if node.op.startswith("F.conv_transpose"):
-                call, moved = TRANSPOSED_WEIGHT, (*weight.shape[1:], weight.shape[0])
+                call, moved = _transposed_weight(weight, groups)
             names[1] = f"{node.name}_taps"
             if copied:
                 names[0] = f"{node.name}_channels_last"
@@ -83,9 +89,19 @@ def copy_operands(graph: Graph, target: Target, keep: frozenset[str], every: boo
         for name, text, source, shape, *types in copies:
             args = (source.name, extra[2]) if "{1}" in text else (source.name,)
             copy = Node(name, Kind.LIBRARY, text, args, shape, (*types, source.dtype)[0])
-            nodes.append(replace(copy, origin=node.origin))
+            nodes.append(replace(copy, origin=node.origin, spec=captured))
         nodes.append(replace(node, op=f"own {node.op}", args=(*names, *node.args[2:], *extra)))
     return replace(graph, nodes=tuple(nodes))
+
+
+def _transposed_weight(weight: Node, groups: int) -> tuple[str, tuple[int, ...]]:
+    """Return (expression, shape) of the copy of a transposed convolution's weight."""
+    shape = (weight.shape[1] * groups, *weight.shape[2:], weight.shape[0] // groups)
+    if groups == 1:
+        return TRANSPOSED_WEIGHT, shape
+    call = TRANSPOSED_GROUPS.replace("GROUPS", str(groups))
+    PREPARATIONS.update((call, call.format(ROUNDED)))
+    return call, shape
 
 
 def _halves(

@@ -84,7 +84,7 @@ def points_of_phase(conv: Convolution) -> int:
 def is_wide(conv: Convolution) -> bool:
     """Return True if memory offsets of the convolution need 64-bit integers."""
     places = math.prod(axis.outputs for axis in conv.axes)
-    inputs = conv.channels_in * math.prod(axis.inputs for axis in conv.axes)
+    inputs = conv.groups * conv.channels_in * math.prod(axis.inputs for axis in conv.axes)
     return conv.samples * max(inputs, conv.channels_out * places) >= 1 << 31
 
 

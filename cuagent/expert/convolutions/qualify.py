@@ -63,15 +63,24 @@ estimate; the library's kernels in three dimensions are slower.
 """
 
 
-def runs_in_halves(graph: Graph, x: Node, target: Target) -> bool:
+def runs_in_halves(graph: Graph, node: Node, x: Node, target: Target) -> bool:
     """Return True if the input of a TF32 convolution is copied to scaled float16."""
     own = x.dtype == "float32" and copy_call(graph, x) == COPY
-    return own and x.shape[1] >= FEW_CHANNELS and runs_in_tf32(target, x.shape[1])
+    channels = captured_channels(node, x.shape[1])
+    return own and x.shape[1] >= FEW_CHANNELS and runs_in_tf32(target, channels)
 
 
 def runs_in_tf32(target: Target, channels_in: int) -> bool:
     """Return True if the kernel of a float32 convolution may round its operands to TF32."""
     return target.tf32_convolutions and channels_in > target.exact_channels
+
+
+def captured_channels(node: Node, channels: int) -> int:
+    """Return the number of input channels of the captured convolution, which decides on TF32.
+
+    `channels` is that of the node; a rewrite may have joined several sums of the input.
+    """
+    return node.spec if isinstance(node.spec, int) else channels
 
 
 def copy_call(graph: Graph, x: Node) -> str:
@@ -131,7 +140,7 @@ def qualifies(graph: Graph, node: Node, target: Target, every: bool) -> bool:
         return False
     if max(n.size // n.shape[0] for n in (x, node)) >= LARGE:
         return False
-    if settings["groups"] != 1 and (transposed or not _few_of_group(graph, x, weight)):
+    if settings["groups"] != 1 and not _few_of_group(graph, node, x, weight):
         return False
     taps = math.prod(weight.shape[2:])
     points = x.size // x.shape[1] if transposed else node.size // node.shape[1]
@@ -146,20 +155,28 @@ def qualifies(graph: Graph, node: Node, target: Target, every: bool) -> bool:
     if settings["groups"] != 1:
         return True
     few = SHORT_SUM
-    if x.dtype == "float32" and not runs_in_tf32(target, x.shape[1]):
+    if x.dtype == "float32" and not runs_in_tf32(target, captured_channels(node, x.shape[1])):
         few = SHORT_EXACT_SUM if target.tf32_convolutions else SHORT_FLOAT32_SUM
     short = taps * x.shape[1] <= (few if x.shape[1] < FEW_CHANNELS else LONG_SUM)
-    short = short or runs_in_halves(graph, x, target)
+    short = short or runs_in_halves(graph, node, x, target)
     return every or transposed or node.op.startswith("F.conv3d(") or short
 
 
-def _few_of_group(graph: Graph, x: Node, weight: Node) -> bool:
+def _few_of_group(graph: Graph, node: Node, x: Node, weight: Node) -> bool:
     """Return True if a grouped convolution gets a generated kernel.
 
     It must have several channels per group, a short sum, and an input that needs no copy.
     """
-    channels, taps = weight.shape[1], math.prod(weight.shape[2:])
-    few = taps == 1 or (channels < FEW_CHANNELS and taps * channels <= GROUP_SUM)
+    settings = settings_of(node)
+    channels, taps = x.shape[1] // settings["groups"], math.prod(weight.shape[2:])
+    if node.op.startswith("F.conv_transpose"):
+        # Each output has the taps of one phase.
+        pairs = zip(settings["stride"], settings["dilation"], strict=True)
+        steps = (stride // math.gcd(stride, dilation) for stride, dilation in pairs)
+        sizes = zip(weight.shape[2:], steps, strict=True)
+        taps = math.prod(math.ceil(size / step) for size, step in sizes)
+    few = is_pointwise(node, weight)
+    few = few or (channels < FEW_CHANNELS and taps * channels <= GROUP_SUM)
     return channels > 1 and few and is_read_in_place(graph, x)
 
 

@@ -143,6 +143,7 @@ def _nodes(
     yield Node(
         name if keeps else f"{name}_product", Kind.LIBRARY,
         _call(transposed, rest, settings, bool(bias)), args, dense, conv.dtype, origin=origin,
+        spec=x.shape[1] if conv.spec is None else conv.spec,
     )  # fmt: skip
     if not keeps:
         yield Node(

@@ -1,0 +1,2 @@
+// Empty: emulated.h defines the types of half precision.
+#pragma once

@@ -1,0 +1,23 @@
+"""Guard bands show accesses outside of a tensor (`guarded_memory`)."""
+
+from __future__ import annotations
+
+import torch
+from guarded_memory import Guards  # type: ignore[import-not-found]
+
+
+def test_new_tensors_are_nan_and_have_their_shape():
+    with Guards().new_tensors():
+        x = torch.empty((3, 5), dtype=torch.bfloat16)
+        y = torch.empty_like(x)
+    assert (x.shape, y.dtype, x.stride()) == ((3, 5), torch.bfloat16, (5, 1))
+    assert bool(x.isnan().all())
+    assert bool(y.isnan().all())
+
+
+def test_write_behind_a_tensor_is_found():
+    guards = Guards()
+    x = guards.copy(torch.randn(7))
+    assert guards.are_intact()
+    torch.as_strided(x, (8,), (1,))[7] = 0.0
+    assert not guards.are_intact()
