@@ -20,7 +20,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -113,10 +113,12 @@ def claimed(folder: Path, size: Size) -> Iterator[None]:
     """
     folder.mkdir(mode=0o700, exist_ok=True)
     own = folder / f"{os.getpid()}.claim"
-    with own.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with ExitStack() as stack:
         with (folder / "queue").open("a") as queue:
             fcntl.flock(queue, fcntl.LOCK_EX)
+            # Only the head of the queue deletes files that are not locked.
+            held = stack.enter_context(own.open("w"))
+            fcntl.flock(held, fcntl.LOCK_EX)
             most = USABLE * size.total
             while (others := _claims_of_others(folder, own)) and others + size.claim > most:
                 time.sleep(POLL_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 import pytest
 from make_tasks import write_task
@@ -59,6 +61,20 @@ def has_claimed(process: subprocess.Popen[str], wait_s: float) -> bool:
             return True
         time.sleep(0.05)
     return False
+
+
+def await_queue(folder: Path) -> None:
+    """Wait until a process waits for memory, so that those that ask later come after it."""
+    deadline = time.monotonic() + 120
+    with (folder / "queue").open("a") as queue:
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(queue, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return
+            fcntl.flock(queue, fcntl.LOCK_UN)
+            time.sleep(0.05)
+    raise AssertionError("no process waits")
 
 
 def test_size_of_a_call_needs_no_memory(tmp_path: Path, fork_server: ForkServer) -> None:
@@ -118,20 +134,42 @@ def test_problems_wait_until_the_memory_is_free(tmp_path: Path) -> None:
     folder = tmp_path / "gpu-0.memory"
     small, large = 1 << 30, 17 << 30
     first = holder(folder, small)
-    assert has_claimed(first, 60)
+    assert has_claimed(first, 120)
     second = holder(folder, small)
-    assert has_claimed(second, 60)
+    assert has_claimed(second, 120)
     whole = holder(folder, large)
-    assert not has_claimed(whole, 3)
+    await_queue(folder)
+    assert not has_claimed(whole, 1)
     after = holder(folder, small)  # waits behind the large one, although it would fit
     assert not has_claimed(after, 3)
     first.send_signal(signal.SIGKILL)  # leaves its file behind
     first.wait()
     second.communicate("")
-    assert has_claimed(whole, 60)
+    assert has_claimed(whole, 120)
     assert not has_claimed(after, 1)
     whole.communicate("")
-    assert has_claimed(after, 60)
+    assert has_claimed(after, 120)
     after.communicate("")
     with claimed(folder, Size(large, TOTAL)):
         assert len(list(folder.glob("*.claim"))) == 1
+
+
+def test_a_claim_is_created_by_the_head_of_the_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it is locked, a claim looks like that of a dead process, which the head of the queue
+    deletes."""
+    lock, seen = fcntl.flock, list[str]()
+
+    def noted(file: IO[str], operation: int) -> None:
+        if file.name.endswith(".claim"):
+            seen.append(file.name)
+            with (tmp_path / "queue").open("a") as queue, pytest.raises(BlockingIOError):
+                lock(queue, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", noted)
+    with claimed(tmp_path, Size(1 << 30, TOTAL)):
+        assert seen
+        with (tmp_path / "queue").open("a") as queue:
+            lock(queue, fcntl.LOCK_EX | fcntl.LOCK_NB)
