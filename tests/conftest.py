@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 from shares import in_share
 from warm_python import warm_python
 
@@ -29,6 +30,12 @@ Once = Callable[[str, Callable[[Path], None]], Path]
 Warm = Callable[..., list[str]]
 COMMAND = ("cuagent.cli.main", "cuagent.judge", "cuagent.record", "pydantic", "torch._dynamo")
 """Modules, besides torch, that most commands of cuagent import."""
+
+
+# How long an example takes depends on the machine.
+SLOW = (HealthCheck.too_slow,)
+settings.register_profile("tests", deadline=None, suppress_health_check=SLOW)
+settings.load_profile("tests")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -36,7 +36,10 @@ with getattr(DeviceLock(Path(sys.argv[1])), sys.argv[2])():
     time.sleep(60)
 """
 SOON = 0.2
-"""Seconds within which a request that does not have to wait must be granted."""
+"""Seconds for which a request is observed to wait. On a busy machine it may not begin in this time,
+so no other request may depend on its place in the queue (`_await`)."""
+LATE = 60.0
+"""Seconds within which a request must be granted once it does not have to wait."""
 
 
 class Holder:
@@ -50,29 +53,30 @@ class Holder:
     def hold(self, request: Callable[[], AbstractContextManager[None]]) -> None:
         with request():
             self.holding.set()
-            self.released.wait(20)
+            self.released.wait(2 * LATE)
 
     def end(self) -> None:
         self.released.set()
-        self.thread.join(20)
+        self.thread.join(LATE)
 
 
 def test_exclusive_waits_for_shared_and_precedes_later_requests(tmp_path: Path) -> None:
     device_lock = DeviceLock(tmp_path / "gpu-0")
     first, second = Holder(device_lock.shared), Holder(device_lock.shared)
-    assert first.holding.wait(5)
-    assert second.holding.wait(5)
+    assert first.holding.wait(LATE)
+    assert second.holding.wait(LATE)
     timing = Holder(device_lock.exclusive)
-    assert not timing.holding.wait(SOON)
+    _await(lambda: device_lock.is_awaited)
+    assert not timing.holding.is_set()
     later = Holder(device_lock.shared)
     first.end()
     assert not timing.holding.wait(SOON), "exclusive was granted while a shared holder was left"
     assert not later.holding.is_set(), "a later shared request overtook the exclusive one"
     second.end()
-    assert timing.holding.wait(5)
+    assert timing.holding.wait(LATE)
     assert not later.holding.wait(SOON), "shared was granted together with exclusive"
     timing.end()
-    assert later.holding.wait(5)
+    assert later.holding.wait(LATE)
     later.end()
 
 
@@ -81,26 +85,34 @@ def test_timings_that_wait_follow_each_other_before_verifications(tmp_path: Path
     verifications have ended."""
     device_lock = DeviceLock(tmp_path / "gpu-0")
     verifying = Holder(device_lock.shared)
-    assert verifying.holding.wait(5)
+    assert verifying.holding.wait(LATE)
     timings = [Holder(device_lock.exclusive)]
     _await(lambda: device_lock.is_awaited)
     later = Holder(device_lock.shared)
     timings.append(Holder(device_lock.exclusive))
-    time.sleep(SOON)
+    _await(lambda: waiting(device_lock, ".door") == 1)
     verifying.end()
     _await(lambda: any(timing.holding.is_set() for timing in timings))
     first, second = sorted(timings, key=lambda timing: not timing.holding.is_set())
     assert not later.holding.wait(SOON)
     first.end()
-    assert second.holding.wait(5)
+    assert second.holding.wait(LATE)
     assert not later.holding.wait(SOON), "a verification came between two timings that waited"
     second.end()
-    assert later.holding.wait(5)
+    assert later.holding.wait(LATE)
     later.end()
 
 
+def waiting(device_lock: DeviceLock, suffix: str) -> int:
+    """Return how many requests wait for one of the lock's files to become free."""
+    assert device_lock.lock is not None
+    inode = device_lock.lock.with_suffix(suffix).stat().st_ino
+    lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    return sum("->" in line and line[-3].endswith(f":{inode}") for line in lines)
+
+
 def _await(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + LATE
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert condition()
@@ -110,7 +122,7 @@ def test_devices_are_locked_independently(tmp_path: Path) -> None:
     with DeviceLock(tmp_path / "gpu-0").exclusive(), DeviceLock().exclusive():
         for other in (DeviceLock(tmp_path / "gpu-1"), DeviceLock()):
             holder = Holder(other.exclusive)
-            assert holder.holding.wait(5)
+            assert holder.holding.wait(LATE)
             holder.end()
 
 
@@ -124,7 +136,7 @@ def test_lock_of_a_killed_process_is_free(tmp_path: Path, mode: str) -> None:
         waiting = Holder(DeviceLock(lock).exclusive)
         assert not waiting.holding.wait(SOON)
         holder.kill()
-    assert waiting.holding.wait(5)
+    assert waiting.holding.wait(LATE)
     waiting.end()
 
 
@@ -136,7 +148,7 @@ def test_judges_verify_together_and_hold_no_lock_when_the_timer_takes_it(
     from cuagent.verdict import Reason
 
     log: list[str] = []
-    both_verify = threading.Barrier(2, timeout=10)
+    both_verify = threading.Barrier(2, timeout=LATE)
 
     class Timer:
         def __init__(self, device_lock: DeviceLock) -> None:
@@ -268,9 +280,7 @@ def test_a_shared_holder_gives_way_to_a_timing_that_waits(tmp_path: Path) -> Non
         give_way()
         assert mode_of(ours) == "shared", "the device was given up though nobody waited"
         timing = Holder(theirs.exclusive)
-        deadline = time.monotonic() + 5
-        while not ours.is_awaited and time.monotonic() < deadline:
-            time.sleep(0.01)
+        _await(lambda: ours.is_awaited)
         threading.Timer(SOON, timing.end).start()
         give_way()  # returns when the timing has ended
         assert timing.holding.is_set()
@@ -322,22 +332,25 @@ def test_waiting_process_is_noticed_and_waiting_is_counted(tmp_path: Path) -> No
         waiting = Holder(other.exclusive)
         _await(lambda: device_lock.is_awaited)
         time.sleep(SOON)
-    assert waiting.holding.wait(5)
+    assert waiting.holding.wait(LATE)
     waiting.end()
-    assert verifying.holding.wait(5)
+    assert verifying.holding.wait(LATE)
     verifying.end()
     assert other.durations.seconds(Stage.WAITING) > SOON
-    assert device_lock.durations.seconds(Stage.WAITING) < SOON
+    assert device_lock.durations.seconds(Stage.WAITING) < other.durations.seconds(Stage.WAITING)
     assert not DeviceLock().is_awaited
 
 
 def test_uses_name_the_stage_that_others_waited_for(tmp_path: Path) -> None:
     """One process certifies without a break; one waits for it, and one waits behind that one."""
     certifier, first, second = (DeviceLock(tmp_path / "gpu-0") for _ in range(3))
+    waits: list[float] = []
 
     def timed(device_lock: DeviceLock, seconds: float) -> threading.Thread:
         def time_elsewhere() -> None:
+            begun = time.monotonic()
             with device_lock.durations.of(Stage.LADDER), device_lock.exclusive():
+                waits.append(time.monotonic() - begun)
                 time.sleep(seconds)
 
         thread = threading.Thread(target=time_elsewhere)
@@ -350,18 +363,19 @@ def test_uses_name_the_stage_that_others_waited_for(tmp_path: Path) -> None:
         threads = [timed(first, 0.3)]
         _await(lambda: certifier.is_awaited)
         threads.append(timed(second, 0.0))
+        _await(lambda: waiting(certifier, ".door") == 1)
         time.sleep(SOON)
     for thread in threads:
-        thread.join(10)
+        thread.join(LATE)
     kept = certifier.uses.to_json()["certifying"]
     assert kept["shared"] == 1
     assert SOON <= kept["kept_longest_s"] == kept["kept_s"] < kept["shared_s"]
     assert SOON <= kept["longest_s"] <= kept["shared_s"] - 0.09, "it offered to give way once"
     drained, queued = (found.uses.to_json()["ladder"] for found in (first, second))
-    assert drained["drain_s"] == pytest.approx(kept["kept_s"], abs=0.1)
+    assert kept["kept_s"] - 0.01 <= drained["drain_s"] <= waits[0] + 0.01
     assert drained["exclusive_s"] >= 0.3
     assert queued["queue_s"] >= 0.3
-    assert queued.get("drain_s", 0.0) < SOON
+    assert queued.get("drain_s", 0.0) < queued["queue_s"]
     assert certifier.uses.shared_s == pytest.approx(kept["shared_s"], abs=1e-3)
 
 
@@ -370,11 +384,11 @@ def test_a_shared_holder_that_gives_way_at_once_keeps_nobody_waiting(tmp_path: P
     with ours.shared() as give_way:
         timing = Holder(theirs.exclusive)
         _await(lambda: ours.is_awaited)
-        threading.Timer(0.5, timing.end).start()
+        threading.Timer(3.0, timing.end).start()
         give_way()
     found = ours.uses.to_json()["other"]
-    assert found["kept_s"] < SOON
-    assert found["shared_s"] < 0.5, "the time for which another process had the device"
+    assert found["kept_s"] < 1.5  # usually below 20 ms
+    assert found["shared_s"] < 3.0, "the time for which another process had the device"
 
 
 def test_uses_of_a_child_are_added_by_stage() -> None:
@@ -426,7 +440,7 @@ def test_rungs_of_the_record_compile_while_attempts_are_judged(
 
     def precompile(task: Any, names: tuple[str, ...], *_: Any) -> list[str]:
         asked.append(names)
-        done.wait(10)
+        done.wait(LATE)
         return [name for name in names if name != "slow"]
 
     def compiler(device_lock: DeviceLock) -> module.RungCompiler:

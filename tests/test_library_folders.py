@@ -75,7 +75,7 @@ def test_task_and_candidate_import_a_package_that_is_on_pythonpath_alone(
         env=variables | {"PYTHONPATH": os.pathsep.join((str(installed), str(project)))},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr

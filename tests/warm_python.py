@@ -100,7 +100,8 @@ def relay(name: str, arguments: list[str]) -> None:
             os.close(number)  # a reader of the output then sees its end
         code = os.waitstatus_to_exitcode(int(server.recv(64)))
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
+        with suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
 

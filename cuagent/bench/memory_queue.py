@@ -15,7 +15,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -59,9 +59,11 @@ def claimed(folder: Path, size: int, usable: int) -> Iterator[None]:
     """
     folder.mkdir(mode=0o700, exist_ok=True)
     path = folder / f"{os.getpid()}.claim"
-    with path.open("w") as alive:
-        fcntl.flock(alive, fcntl.LOCK_EX)  # others see by it that this process lives
+    with ExitStack() as stack:
         with _alone(folder):
+            # Until it is locked, the file looks like that of a dead process, which others delete.
+            alive = stack.enter_context(path.open("w"))
+            fcntl.flock(alive, fcntl.LOCK_EX)
             ticket = 1 + max((other.ticket for other in _others(folder, path).values()), default=0)
             _write(path, Claim(ticket, size))
         try:

@@ -36,6 +36,8 @@ class UserCommands:
     tell_model: Callable[[str], None]
     """Function that queues a text for the model's next step."""
     running: set[subprocess.Popen[str]] = field(default_factory=set)
+    ends: int = 0
+    """Number of calls of `end`; a command that starts meanwhile is killed too."""
 
     def run(self, line: str) -> None:
         """Run the command after `!` or `!!` and wait for its end."""
@@ -44,6 +46,7 @@ class UserCommands:
         if not command:
             self.say(HELP, "dim")
             return
+        ends = self.ends
         self.say(f"\n{SIGN} {command}", "bold")
         try:
             process = start(command)
@@ -51,6 +54,8 @@ class UserCommands:
             self.say(f"{_shell()}: {error.strerror}; set SHELL", "yellow")
             return
         self.running.add(process)
+        if self.ends != ends:
+            self.end()
         try:
             output = self._show(process)
             code = process.wait()
@@ -69,6 +74,7 @@ class UserCommands:
 
     def end(self) -> None:
         """Kill the running commands and their child processes."""
+        self.ends += 1
         for process in tuple(self.running):
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -32,7 +32,7 @@ WITHOUT_VIEW = frozenset({"stat_closed"})
 view. They reveal names outside the sandbox, but no content. `stamp` states it in the verdict."""
 ATTRIBUTE = "user.cuagent"
 """Name of the extended attribute that an escape tries to read."""
-DEADLINE = 20.0
+DEADLINE = 120.0
 """Time limit of a probe in seconds; it usually takes less than one."""
 
 _PROBING = threading.Lock()

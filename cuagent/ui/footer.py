@@ -19,6 +19,7 @@ class Footer:
 
     def __init__(self) -> None:
         self._columns = 0
+        """Largest width of the window while the footer was drawn last."""
         self._above: list[int] = []
         """Width in characters of each line above the cursor's line."""
         self._cursor = 0
@@ -26,7 +27,7 @@ class Footer:
 
     def remember(self, app: Application[Any]) -> None:
         """Record the drawn lines and the cursor. Call it after drawing."""
-        self._columns = app.output.get_size().columns
+        self._columns = max(self._columns, app.output.get_size().columns)
         screen = app.renderer.last_rendered_screen
         if screen is None:
             self._above, self._cursor = [], 0
@@ -41,7 +42,8 @@ class Footer:
     def follow(self, app: Application[Any]) -> None:
         """Erase the lines that a narrower window has broken. Call it before drawing."""
         columns = app.output.get_size().columns
-        if not columns < self._columns:
+        drawn, self._columns = self._columns, columns
+        if not columns < drawn:
             return
         broken = sum(max(width - 1, 0) // columns for width in self._above)
         up = len(self._above) + broken + self._cursor // columns
@@ -49,7 +51,6 @@ class Footer:
         app.output.write_raw("\r")
         app.output.erase_down()
         app.renderer.reset()
-        self._columns = columns
 
     def follow_erasing(self, app: Application[Any]) -> None:
         """Call `follow` also before the footer is erased, which happens to print text above it."""

@@ -42,8 +42,8 @@ def test_child_in_new_session_ends_with_its_command(call: Call) -> None:
 def test_fork_bomb_is_killed_at_the_time_limit(call: Call) -> None:
     bomb = f"boom{os.getpid()}() {{ boom{os.getpid()} | boom{os.getpid()} & }}; "
     start = time.monotonic()
-    result = call("bash", command=f"{bomb} boom{os.getpid()}; sleep 60", timeout=2)
-    assert time.monotonic() - start < 20
+    result = call("bash", command=f"{bomb} boom{os.getpid()}; sleep 600", timeout=2)
+    assert time.monotonic() - start < 120  # usually below 3 s
     assert "[killed after 2 s" in result.text
     assert len(result.text) < 14_000
     assert f"boom{os.getpid()}" not in running()
@@ -53,8 +53,8 @@ def test_fork_bomb_is_killed_at_the_time_limit(call: Call) -> None:
 @pytest.mark.parametrize("command", ["cat", "read x", "python3", "cat /dev/tty", "sudo -v"])
 def test_command_without_input_does_not_block(call: Call, command: str) -> None:
     start = time.monotonic()
-    call("bash", command=command, timeout=20)
-    assert time.monotonic() - start < 10
+    call("bash", command=command, timeout=120)
+    assert time.monotonic() - start < 60  # usually below one second
 
 
 def test_background_command_runs_in_parallel(call: Call, run: Run) -> None:
@@ -63,23 +63,32 @@ def test_background_command_runs_in_parallel(call: Call, run: Run) -> None:
     )
     assert call("bash", command=command, background=True).text.startswith("started bash-1;")
     assert call("bash", command="echo between $PARALLEL").text == "between"
+    await_output(run, "bash-1", "begin\n")
     seen = call("bash_output", job="bash-1", wait=1).text
     assert seen == "begin\n[still running]"
     call("write", path="go", text="")
-    assert call("bash_output", job="bash-1", wait=20).text == "end\n[exit code 3]"
+    assert call("bash_output", job="bash-1", wait=120).text == "end\n[exit code 3]"
     assert call("bash_output", job="bash-1").text == "[exit code 3]"
     assert (run.work / ".outputs" / "bash-1.txt").read_text() == "begin\nend\n"
     assert call("bash_kill", job="bash-1").text == "bash-1 had ended already"
 
 
-def test_bash_kill_kills_the_named_command(call: Call) -> None:
+def await_output(run: Run, job: str, text: str) -> None:
+    """Wait until a background command has written `text`."""
+    deadline = time.monotonic() + 60
+    while (run.work / ".outputs" / f"{job}.txt").read_text() != text:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_bash_kill_kills_the_named_command(call: Call, run: Run) -> None:
     mark = f"sleep 98763.{os.getpid()}"
-    call("bash", command=f"setsid {mark} & {mark}", background=True)
-    time.sleep(0.2)
+    call("bash", command=f"setsid {mark} & echo started; {mark}", background=True)
+    await_output(run, "bash-1", "started\n")
     assert "there is bash-1" in call("bash_kill", job="bash-7").text
     assert call("bash_kill", job="bash-1").text == "killed bash-1"
     assert mark not in running()
-    assert call("bash_output", job="bash-1").text == "[killed by SIGKILL]"
+    assert call("bash_output", job="bash-1").text == "started\n[killed by SIGKILL]"
 
 
 def test_kill_spares_a_group_that_reuses_the_process_id() -> None:
@@ -97,7 +106,7 @@ def test_kill_spares_a_group_that_reuses_the_process_id() -> None:
 
 def test_huge_background_output_shows_head_and_tail(call: Call) -> None:
     call("bash", command="echo first; yes | head -c 100000000; echo last", background=True)
-    text = call("bash_output", job="bash-1", wait=60).text
+    text = call("bash_output", job="bash-1", wait=300).text
     assert text.startswith("first\ny\n")
     assert len(text) < 14_000
     assert "the whole output is in .outputs/bash-1.txt" in text
@@ -106,7 +115,7 @@ def test_huge_background_output_shows_head_and_tail(call: Call) -> None:
 
 def test_number_of_background_commands_is_limited(call: Call) -> None:
     for _ in range(4):
-        assert not call("bash", command="sleep 60", background=True).is_error
+        assert not call("bash", command="sleep 600", background=True).is_error
     assert "still running; kill one" in call("bash", command="sleep 1", background=True).text
     for n in range(1, 5):
         call("bash_kill", job=f"bash-{n}")
@@ -125,7 +134,7 @@ def test_background_commands_end_with_run_agent(run: Run, form: str) -> None:
 
 
 def test_repeated_bash_output_calls_are_not_a_loop(run: Run) -> None:
-    start = {"name": "bash", "arguments": {"command": "sleep 60", "background": True}}
+    start = {"name": "bash", "arguments": {"command": "sleep 600", "background": True}}
     ask = {"name": "bash_output", "arguments": {"job": "bash-1", "wait": 0}}
     model = ScriptedModel(
         [{"calls": [start]}, *[{"calls": [ask]}] * 9, {"calls": [{"name": "submit"}]}]

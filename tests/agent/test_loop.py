@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,16 @@ from hypothesis import strategies as st
 
 from cuagent.agent import TOOLS, Budget, Run, Stop, run_agent
 from cuagent.agent.loop import step
-from cuagent.events import Event, Notice, RunEnded, RunStarted, Spent, TextDelta, ToolFinished
+from cuagent.events import (
+    Event,
+    Notice,
+    RunEnded,
+    RunStarted,
+    Spent,
+    TextDelta,
+    ToolFinished,
+    ToolOutput,
+)
 from cuagent.message import Message
 from cuagent.models.model import ContextOverflow, OnText, ToolSpec
 from cuagent.models.scripted import ScriptedModel, replay
@@ -167,13 +175,13 @@ def test_full_context_has_its_own_stop(run: Run) -> None:
 
 
 def test_ctrl_c_ends_the_run_with_every_call_answered(run: Run) -> None:
-    calls = [bash("echo first"), bash("sleep 60"), bash("echo third")]
-    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    try:
-        stop = run_agent(run, ScriptedModel([{"calls": calls}]))
-    finally:
-        timer.cancel()
+    calls = [bash("echo first"), bash("echo second; sleep 600"), bash("echo third")]
+
+    def interrupt(event: Event) -> None:
+        if isinstance(event, ToolOutput) and "second" in event.text:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    stop = run_agent(run, ScriptedModel([{"calls": calls}]), emit=interrupt)
     assert stop is Stop.INTERRUPTED
     answers = [m.content for m in run.messages if m.role == "tool"]
     assert answers[0] == "first"
@@ -217,7 +225,7 @@ REPLIES = st.fixed_dictionaries(
 @settings(
     max_examples=60,
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.lists(REPLIES, min_size=1, max_size=3))
 def test_no_reply_breaks_the_loop(run: Run, replies: list[Any]) -> None:

@@ -6,9 +6,8 @@ import os
 import re
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from cuagent.agent import (
 )
 from cuagent.agent.begin import _worked
 from cuagent.agent.prompt import opening, skill
-from cuagent.events import Event, Notice, RunEnded, RunStarted, StepStarted, UserSaid
+from cuagent.events import Event, Notice, RunEnded, RunStarted, StepStarted, ToolOutput, UserSaid
 from cuagent.message import Message
 from cuagent.models.model import ContextOverflow, OnText, ToolSpec
 from cuagent.models.scripted import ScriptedModel
@@ -56,11 +55,23 @@ def resumed(run: Run, **more: Any) -> Run:
     return resume_run(run.folder, run.task, run.judge, model="scripted", tools=SPECS, **more)
 
 
+SOON = 30.0
+"""Seconds within which work that is interrupted must end; without the interrupt it takes twice as
+long. It usually ends within one second."""
+
+
 class Slow(ScriptedModel):
-    """Model that streams dots for 10 s before it answers."""
+    """Model that streams dots for 60 s before it answers, and calls `on_start` at the first one."""
+
+    def __init__(self, on_start: Callable[[], None] = lambda: None) -> None:
+        super().__init__([])
+        self._on_start = on_start
 
     def query(self, messages: Sequence[Message], tools: Sequence[ToolSpec], on_text: OnText) -> Any:
-        for _ in range(200):
+        on_text(".", "text")
+        self._on_start()
+        end = time.monotonic() + 2 * SOON
+        while time.monotonic() < end:
             time.sleep(0.05)
             on_text(".", "text")
         return super().query(messages, tools, on_text)
@@ -81,11 +92,9 @@ def test_user_message_reaches_the_model_at_the_next_step(run: Run, events: list[
 
 
 def test_interrupted_run_continues_with_the_user_message(run: Run) -> None:
-    timer = threading.Timer(0.5, run.cancel)
-    timer.start()
     start = time.monotonic()
-    assert run_agent(run, Slow([])) is Stop.INTERRUPTED
-    assert time.monotonic() - start < 3
+    assert run_agent(run, Slow(run.cancel)) is Stop.INTERRUPTED
+    assert time.monotonic() - start < SOON
     run.inbox.put("just submit")
     model = ScriptedModel([SUBMIT])
     assert run_agent(run, model) is Stop.NO_GAIN
@@ -99,8 +108,7 @@ def test_interrupted_run_continues_with_the_user_message(run: Run) -> None:
 
 
 def test_a_call_without_a_reply_is_no_step(run: Run, events: list[Event]) -> None:
-    threading.Timer(0.5, run.cancel).start()
-    assert run_agent(run, Slow([]), emit=events.append) is Stop.INTERRUPTED
+    assert run_agent(run, Slow(run.cancel), emit=events.append) is Stop.INTERRUPTED
     assert run.steps == 0
     assert run_agent(run, ScriptedModel([SUBMIT]), emit=events.append) is Stop.NO_GAIN
     assert [e.step for e in events if isinstance(e, StepStarted)] == [1, 1]
@@ -108,11 +116,15 @@ def test_a_call_without_a_reply_is_no_step(run: Run, events: list[Event]) -> Non
 
 
 def test_interrupt_ends_a_command_and_keeps_its_output(run: Run) -> None:
-    threading.Timer(1.0, run.cancel).start()
     calls = [bash("echo so far; sleep 60"), bash("echo second")]
+
+    def interrupt(event: Event) -> None:
+        if isinstance(event, ToolOutput) and "so far" in event.text:
+            run.cancel()
+
     start = time.monotonic()
-    assert run_agent(run, ScriptedModel([{"calls": calls}])) is Stop.INTERRUPTED
-    assert time.monotonic() - start < 5
+    assert run_agent(run, ScriptedModel([{"calls": calls}]), emit=interrupt) is Stop.INTERRUPTED
+    assert time.monotonic() - start < SOON
     first, second = [m.content for m in run.messages if m.role == "tool"]
     assert first.startswith("so far\n[interrupted by the user")
     assert second.startswith("interrupted by the user")
@@ -151,8 +163,8 @@ def test_endless_reply_ends_at_the_wall_time(run: Run, monkeypatch: pytest.Monke
     monkeypatch.setattr("cuagent.agent.loop.GRACE", 0.2)
     run.budget = Budget(seconds=run.seconds + 0.3)
     start = time.monotonic()
-    assert run_agent(run, Slow([])) is Stop.TIME_LIMIT
-    assert time.monotonic() - start < 3
+    assert run_agent(run, Slow()) is Stop.TIME_LIMIT
+    assert time.monotonic() - start < SOON
 
 
 def test_device_time_limit_ends_the_run(run: Run) -> None:
@@ -171,11 +183,15 @@ def test_run_is_resumed_from_its_log_alone(run: Run, events: list[Event]) -> Non
     model = ScriptedModel([{"calls": calls, "cost": 0.25, "usage": {"input": 7}}])
     run.budget = Budget(steps=1)
     run_agent(run, model)
+    resumed_at = time.monotonic()
     again = resumed(run, budget=Budget(steps=9), emit=events.append)
     assert again.messages == run.messages
     assert (again.steps, again.cost, again.usage) == (1, 0.25, run.usage)
     assert again.todo == todo
-    assert again.seconds == pytest.approx(run.seconds, abs=1.0)
+    end = end_record(read_records(run.folder))
+    assert end is not None
+    assert 0 < end["seconds"] <= again.seconds
+    assert again.seconds <= end["seconds"] + time.monotonic() - resumed_at
     assert run_agent(again, ScriptedModel([SUBMIT]), emit=events.append) is Stop.NO_GAIN
     assert isinstance(events[-2], RunStarted) or any(isinstance(e, RunStarted) for e in events)
     assert conversation(read_records(run.folder)) == again.messages
@@ -340,7 +356,7 @@ def test_prompt_example_for_the_cpu_works(tmp_path: Path) -> None:
         "assert torch.equal(ModelNew(3.0)(x), x * 3.0)"
     )
     where = {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"}
-    subprocess.run([sys.executable, "-c", program], check=True, env=os.environ | where, timeout=200)
+    subprocess.run([sys.executable, "-c", program], check=True, env=os.environ | where, timeout=600)
 
 
 def test_project_rules_are_joined_from_root_to_folder(

@@ -33,14 +33,17 @@ def test_bash_reports_the_exit_code(call: Call) -> None:
 def test_bash_gives_no_input(call: Call) -> None:
     start = time.monotonic()
     assert call("bash", command="cat; read x || echo none").text == "none"
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 60  # usually below one second
 
 
 def test_bash_keeps_output_at_the_time_limit(call: Call) -> None:
-    result = call("bash", command="echo before; sleep 300 & sleep 300", timeout=1)
-    assert result.text.startswith("before\n[killed after 1 s")
-    assert result.data == {"exit": None, "seconds": result.data["seconds"], "timed_out": True}
-    assert result.data["seconds"] < 5
+    for limit in (1, 10, 60):  # a busy machine may take longer than a second to start the shell
+        result = call("bash", command="echo before; sleep 300 & sleep 300", timeout=limit)
+        assert result.data == {"exit": None, "seconds": result.data["seconds"], "timed_out": True}
+        assert limit <= result.data["seconds"] < limit + 60
+        if result.text.startswith("before\n"):
+            break
+    assert result.text.startswith(f"before\n[killed after {limit} s")
 
 
 def test_bash_leaves_nothing_running(call: Call, run: Run) -> None:
@@ -65,6 +68,20 @@ def test_bash_shows_both_ends_of_huge_output_and_keeps_the_file(call: Call, run:
 def test_bash_streams_its_output(call: Call, events: list[Event]) -> None:
     call("bash", command="echo one; sleep 0.3; echo two")
     assert "".join(e.text for e in events if isinstance(e, ToolOutput)) == "one\ntwo\n"
+
+
+def test_last_output_of_a_command_that_ends_between_two_checks_is_kept(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command was silent when the pipe was checked, and has ended when the process is."""
+    poll = subprocess.Popen.poll
+
+    def poll_after_the_end(process: subprocess.Popen[bytes]) -> int | None:
+        process.wait()
+        return poll(process)
+
+    monkeypatch.setattr(subprocess.Popen, "poll", poll_after_the_end)
+    assert call("bash", command="sleep 0.5; echo late").text == "late"
 
 
 def test_bash_strips_colours_and_progress_bars(call: Call) -> None:
@@ -168,7 +185,7 @@ def test_writes_follow_no_links_of_commands(call: Call, run: Run) -> None:
     assert not list(run.folder.path.glob("bash-*"))
 
 
-@pytest.mark.timeout(10)
+@pytest.mark.timeout(120)
 def test_pipe_is_refused_as_a_file(call: Call, run: Run) -> None:
     os.mkfifo(run.work / "pipe")
     assert "not a regular file" in call("read", path="pipe").text
@@ -198,7 +215,7 @@ def test_search_for_the_similar_region_is_bounded_in_time(
     start = time.monotonic()
     wanted = "    total += on[i] * w[j] + in[i + 1] * w[j + 1];\n" * 30
     assert "does not occur" in call("edit", path="k.cpp", old=wanted, new="x").text
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 60  # usually below 3 s
 
 
 def test_skill_files_can_be_read(call: Call) -> None:

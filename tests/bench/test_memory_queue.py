@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -148,3 +150,23 @@ def test_memory_of_a_killed_process_is_free(holders: Holders) -> None:
         process.wait()
     await_claimed(behind)
     assert len(list(holders.folder.glob("*.claim"))) == 1
+
+
+def test_claim_is_created_while_no_other_process_reads_claims(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it is locked, a claim looks like that of a dead process, which others delete."""
+    lock, seen = fcntl.flock, list[str]()
+
+    def noted(file: IO[str], operation: int) -> None:
+        if file.name.endswith(".claim"):
+            seen.append(file.name)
+            with (tmp_path / "queue").open("a") as queue, pytest.raises(BlockingIOError):
+                lock(queue, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", noted)
+    with claimed(tmp_path, 30, USABLE):
+        assert seen
+        with (tmp_path / "queue").open("a") as queue:
+            lock(queue, fcntl.LOCK_EX | fcntl.LOCK_NB)

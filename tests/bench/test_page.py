@@ -115,7 +115,7 @@ def test_the_list_sorts_and_filters_in_a_browser(tmp_path: Path) -> None:
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=True,
     )
     body = re.search(r"<body>(.*?)</body>", done.stdout, re.DOTALL)

@@ -17,7 +17,7 @@ def corpus(*options: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
-        timeout=120,
+        timeout=600,
     )
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from slices import (
@@ -93,11 +94,16 @@ def test_the_file_stays_whole_where_writing_is_cut_short(
     assert steps(read(out) or {}) == ["a"]
 
 
-def test_nothing_is_begun_after_the_time_is_over(tmp_path: Path) -> None:
+def test_nothing_is_begun_after_the_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "rows.json"
     assert steps(called(part("one", ["a", "b"]), out, NEVER)) == []
-    slow = part("one", ["a", "b"], lambda step: time.sleep(0.05))
-    assert steps(called(slow, out, 0.02)) == ["a"]
+    now = [0.0]
+    monkeypatch.setattr("slices.time", SimpleNamespace(monotonic=lambda: now[0]))
+    slow = part("one", ["a", "b"], lambda step: now.append(now.pop() + 5.0))
+    run_missing_steps([slow], deepcopy(NOTHING), out, 2.0)
+    assert steps(read(out) or NOTHING) == ["a"]
 
 
 def test_a_step_that_raises_is_recorded_with_what_it_said_and_the_others_go_on(

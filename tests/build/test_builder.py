@@ -44,7 +44,7 @@ def test_second_build_comes_from_the_cache(cache: Path):
     assert [library.cached for library in first.libraries] == [False, False]
     assert [library.cached for library in second.libraries] == [True, True]
     assert [x.key for x in first.libraries] == [x.key for x in second.libraries]
-    assert second.seconds < 1
+    assert second.seconds < first.seconds
 
 
 def test_loader_finds_built_libraries_without_compiling(

@@ -31,7 +31,7 @@ def printed_by(command_python: list[str], folder: Path, script: str) -> str:
         env=os.environ | {"PYTHONPATH": str(folder)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=True,
     ).stdout
 

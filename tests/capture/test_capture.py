@@ -167,7 +167,7 @@ def test_autocast_strides_flags_and_files_of_a_project(capture: Run, tmp_path: P
     shown += "r = open_reference(load_task(sys.argv[1], device='cpu'))\nx = r.inputs(0)\n"
     shown += "print([t.stride() for t in x], r.model(0)(*x).shape)\n"
     command = [sys.executable, "-c", shown, str(done.folder)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
     assert "[(288, 1, 48, 8), (8, 1, 0, 0)] torch.Size([2, 8, 6, 6])" in ran.stdout
 
 

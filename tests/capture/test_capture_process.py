@@ -41,7 +41,7 @@ def test_the_script_sees_what_python_gives_it(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     shown = f"__main__ ['script.py', '--verbose', '-x', '--module'] script.py {tmp_path}"
     assert shown in done.stderr
@@ -70,7 +70,7 @@ def waiting_capture(folder: Path) -> subprocess.Popen[str]:
 def test_an_interrupt_keeps_what_was_recorded(tmp_path: Path) -> None:
     process = waiting_capture(tmp_path)
     process.terminate()
-    output, _ = process.communicate(timeout=200)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == 1
     assert "the script failed (interrupted); its one call is kept" in output
     manifest = json.loads((tmp_path / "task" / "manifest.json").read_text())
@@ -79,7 +79,7 @@ def test_an_interrupt_keeps_what_was_recorded(tmp_path: Path) -> None:
 
 def test_neither_list_nor_module(tmp_path: Path) -> None:
     (tmp_path / "script.py").touch()
-    done = subprocess.run(command(), cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command(), cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 2
     assert done.stderr == "cuagent: give --module NAME, or --list to see the names\n"
 
@@ -88,7 +88,7 @@ def test_ctrl_c_on_a_terminal_arrives_twice_and_keeps_what_was_recorded(tmp_path
     """The terminal interrupts the whole group, and the parent passes the interrupt on."""
     process = waiting_capture(tmp_path)
     os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=200)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == 1
     assert "the script failed (interrupted); its one call is kept" in output
     assert (tmp_path / "task" / "task.py").is_file()
@@ -105,7 +105,7 @@ def test_an_interrupt_before_the_script_begins_is_one_line(tmp_path: Path) -> No
         env=os.environ | {"PYTHONPATH": str(shim.parent)},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=600,
     )
     assert done.returncode == 2
     assert done.stderr == "cuagent: script.py: interrupted before anything was recorded\n"

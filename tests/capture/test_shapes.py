@@ -309,7 +309,7 @@ def test_options_of_a_script_without_one(
     options: list[str], said: str, tmp_path: Path, command_python: list[str]
 ) -> None:
     command = [*command_python, "-m", "cuagent", "optimize", "script.py", *options]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 2
     assert said in done.stderr
 
@@ -339,7 +339,7 @@ def test_the_script_of_a_captured_folder_from_elsewhere_is_not_run(
     (folder / "manifest.json").write_text(json.dumps(MANIFEST_TEXT | named))
     command = [*command_python, "-m", "cuagent", "optimize", "task", "--time-script"]
     command += ["--model", "expert"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 2
     said = f"--time-script would run {tmp_path}/train.py --steps 5 four times with your rights"
     assert said in done.stderr

@@ -28,7 +28,7 @@ def ladder_known(once: Callable[[str, Callable[[Path], None]], Path], python: li
             cwd=folder,
             env=clean_environment(folder / "home"),
             capture_output=True,
-            timeout=300,
+            timeout=600,
             check=True,
         )
 
@@ -57,7 +57,7 @@ def _started_by(python: list[str], folder: Path) -> Cuagent:
             env=clean_environment(folder / "home") | env,
             capture_output=True,
             text=True,
-            timeout=150,
+            timeout=600,
             check=False,
         )
 

@@ -52,7 +52,7 @@ def with_client(tmp_path: Path, python: list[str]) -> WithClient:
             await talk(client)
 
     def run(talk: Talk, *program: str) -> None:
-        asyncio.run(asyncio.wait_for(main(talk, program or ("-m", "cuagent")), 170))
+        asyncio.run(asyncio.wait_for(main(talk, program or ("-m", "cuagent")), 350))
 
     return run
 
@@ -69,7 +69,7 @@ def test_missing_mcp_package_error_names_the_install_command() -> None:
         "from cuagent.cli.main import run; sys.exit(run(['mcp']))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 2
     assert f"run: {sys.executable} -m pip install 'mcp>=2'" in done.stderr

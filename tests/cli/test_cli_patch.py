@@ -100,7 +100,7 @@ def test_patched_file_runs_the_kernel_and_undo_restores_it(cuagent: Cuagent, pro
     assert cuagent("apply", "--to", "net.py", "--yes").returncode == 0
     assert cuagent("apply", "--to", "net.py", "--yes").returncode == 0, "twice is once"
     command = [sys.executable, "-W", "error::RuntimeWarning", "net.py"]
-    ran = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=200)
+    ran = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=600)
     assert ran.stdout == "24.0 True\nTrue\n", ran.stderr
     done = cuagent("apply", "--undo", "net.py")
     assert done.returncode == 0, done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from cuagent.cli.exits import Refused
 from cuagent.cli.interactive import to_the_end
 from cuagent.cli.session import find_resumable
 from cuagent.events import Phase, RunEnded, Spent
+from cuagent.ui.prompt import TWICE
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +59,7 @@ def messages(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_a_person_steers_interrupts_looks_and_goes_on(folder: Path, python: list[str]) -> None:
-    model = script(folder, bash("echo started; sleep 60"), SUBMIT)
+    model = script(folder, bash("echo started; sleep 600"), SUBMIT)
     with Typist(python, folder, "optimize", "task.py", "--model", model, "-i") as user:
         user.see(": started")
         user.type("use float4\r")
@@ -80,6 +82,7 @@ def test_a_person_steers_interrupts_looks_and_goes_on(folder: Path, python: list
         user.see("stopped")
         user.type("/undo\r")
         user.see("the last step is undone (submit)")
+        user.see("use float4")
         user.type("\x03")  # away with the draft: the user's own words, to be said again
         user.type("/quit\r")
         assert user.leave() == 0
@@ -91,7 +94,7 @@ def test_a_person_steers_interrupts_looks_and_goes_on(folder: Path, python: list
 def test_an_interrupt_after_the_end_waits_although_a_message_is_queued(
     folder: Path, python: list[str]
 ) -> None:
-    model = script(folder, SUBMIT, bash("echo started; sleep 60"), {"text": "As you say."})
+    model = script(folder, SUBMIT, bash("echo started; sleep 600"), {"text": "As you say."})
     with Typist(python, folder, "optimize", "task.py", "--model", model, "-i") as user:
         user.see("stopped")
         user.type("try again\r")
@@ -110,11 +113,10 @@ def test_an_interrupt_after_the_end_waits_although_a_message_is_queued(
 
 
 def test_two_interrupts_leave_and_say_how_to_go_on(folder: Path, python: list[str]) -> None:
-    model = script(folder, bash("echo started; sleep 60"))
+    model = script(folder, bash("echo started; sleep 600"))
     with Typist(python, folder, "optimize", "task.py", "--model", model, "-i") as user:
         user.see(": started")
-        user.type("\x03")
-        user.type("\x03")
+        user.type("\x03\x03")
         assert user.leave() == 130
         user.see("continue with:")
         user.see("cuagent optimize --resume")
@@ -146,7 +148,7 @@ def test_a_rejected_command_does_not_run_and_the_model_hears_why(
 def test_commands_of_the_users_own_run_in_their_shell_at_any_time(
     folder: Path, python: list[str]
 ) -> None:
-    model = script(folder, bash("echo started; sleep 60"), {"text": "I see."}, SUBMIT)
+    model = script(folder, bash("echo started; sleep 600"), {"text": "I see."}, SUBMIT)
     (folder / "mark.txt").write_text("in the folder of the user")
     with Typist(python, folder, "optimize", "task.py", "--model", model, "-i") as user:
         user.see(": started")
@@ -157,8 +159,9 @@ def test_commands_of_the_users_own_run_in_their_shell_at_any_time(
         user.type("!echo one; exit 3\r")
         user.see("one")
         user.see("exit code 3")
-        user.type("!sleep 60; echo never\r")
-        user.see("! sleep 60")
+        user.type("!sleep 600; echo never\r")
+        user.see("! sleep 600")
+        time.sleep(TWICE)  # a second Esc leaves if it follows soon
         user.type("\x1b")
         user.see("killed by SIGKILL")
         user.type("!!echo two; echo three\r")
@@ -197,7 +200,7 @@ def test_at_a_question_a_slash_is_no_answer(folder: Path, python: list[str]) -> 
 def test_resumed_run_shows_progress_and_sends_queued_messages_first(
     folder: Path, python: list[str]
 ) -> None:
-    model = script(folder, bash("echo started; sleep 60"))
+    model = script(folder, bash("echo started; sleep 600"))
     with Typist(python, folder, "optimize", "task.py", "--model", model, "-i") as user:
         user.see(": started")
         user.type("use float4\r")

@@ -52,7 +52,7 @@ class Typist:
     ) -> None:
         self._process.kill()
         self._process.wait()
-        self._reader.join(5)
+        self._reader.join(60)
         os.close(self._leader)
 
     @property
@@ -63,7 +63,7 @@ class Typist:
     def type(self, keys: str) -> None:
         os.write(self._leader, keys.encode())
 
-    def see(self, text: str, seconds: float = 60) -> None:
+    def see(self, text: str, seconds: float = 200) -> None:
         """Wait until `text` appears after the text found last. The limit is long, because a run
         first times its ladder.
 
@@ -75,10 +75,10 @@ class Typist:
             time.sleep(0.05)
         self._from = at + len(text)
 
-    def leave(self, seconds: float = 30) -> int:
+    def leave(self, seconds: float = 200) -> int:
         """Wait for the command to end and return its exit code."""
         code = self._process.wait(seconds)
-        self._reader.join(5)
+        self._reader.join(60)
         return code
 
     def _read(self) -> None:

@@ -111,7 +111,7 @@ def interpreted(tmp_path: Path, python: list[str], monkeypatch) -> Callable[...,
             "-c",
             INTERPRETED.format(folder=str(tmp_path), tests=tests, tf32=tf32, same_as=same_as),
         ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr[-2000:]
 
     return run

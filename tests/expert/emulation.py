@@ -30,7 +30,7 @@ def emulated(path: str) -> SimpleNamespace:
     options += ["-I", str(Path(__file__).parent / "emulated_headers")]
     options += [f"-DCLUSTER_SIZE={cluster[1]}"] if cluster else []
     command = ["g++", *options, "-o", str(library), str(target)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     function = ctypes.CDLL(str(library))[source.stem]
 

@@ -28,7 +28,7 @@ dimensions = st.sampled_from([1, 2, 3, 5, 7, 8, 13, 17, 31, 33])
     phases=[Phase.generate],  # shrinking a failure would take minutes of compilation
     deadline=None,
     derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(shape=st.tuples(dimensions, dimensions, dimensions), body=st.sampled_from(BODIES))
 def test_candidate_agrees_with_reference_at_small_shapes(make, shape, body):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,9 +18,10 @@ def check(device: Device, folder: Path, copy: float, fp32: float) -> Ceilings:
     first = ceilings(device, cache=folder)
     assert first.copy > copy
     assert first.fp32 > fp32
-    start = time.perf_counter()
-    assert ceilings(device, cache=folder) == first
-    assert time.perf_counter() - start < 0.1
+    with pytest.MonkeyPatch.context() as patch:
+        for measurement in ("_measure_cpu", "_measure_cuda"):
+            patch.delattr(measured, measurement)
+        assert ceilings(device, cache=folder) == first
     return first
 
 

@@ -12,13 +12,14 @@ from cuagent.measure.profile.counters import CountersMissing, run
 
 NCU = """#!/bin/sh
 (setsid sh -c 'while true; do date +%s.%N > {sign}; sleep 0.1; done' &)
+while [ ! -s {sign} ]; do sleep 0.05; done
 echo '"Kernel Name"'
 echo no more >&2
 sleep {seconds}
 """
 
 
-@pytest.mark.parametrize("seconds", [0.5, 60])
+@pytest.mark.parametrize("seconds", [0.5, 600])
 def test_ncu_ends_with_all_its_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
@@ -29,11 +30,11 @@ def test_ncu_ends_with_all_its_processes(
     monkeypatch.setattr(counters.shutil, "which", lambda _: str(ncu))
     begun = time.monotonic()
     if seconds < 1:
-        assert run(["program"], {"PATH": "/usr/bin:/bin"}, tmp_path, 10.0) == '"Kernel Name"\n'
+        assert run(["program"], {"PATH": "/usr/bin:/bin"}, tmp_path, 100.0) == '"Kernel Name"\n'
     else:
-        with pytest.raises(CountersMissing, match="ncu took more than 2 s"):
-            run(["program"], {"PATH": "/usr/bin:/bin"}, tmp_path, 2.0)
-    assert time.monotonic() - begun < 30
+        with pytest.raises(CountersMissing, match="ncu took more than 4 s"):
+            run(["program"], {"PATH": "/usr/bin:/bin"}, tmp_path, 4.0)
+    assert time.monotonic() - begun < 200
     last = sign.read_text()
     time.sleep(0.5)
     assert sign.read_text() == last

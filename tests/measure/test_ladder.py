@@ -252,6 +252,7 @@ def test_background_stands_still_while_a_timing_runs(long_referee: Referee, tmp_
         pid = sessions[SLOW].pid
         for paused in (timer.nothing_opens(), timer.opening_paused(("eager",))):
             with paused:
+                await_stop(pid)
                 before = cpu_ticks(pid)
                 time.sleep(0.3)
                 assert cpu_ticks(pid) == before
@@ -274,10 +275,21 @@ def test_close_ends_what_still_opens(long_referee: Referee) -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
+def await_stop(pid: int) -> None:
+    """Wait until a process that was sent a signal to stop has got a processor to do so."""
+    deadline = time.monotonic() + 60
+    while stat_of(pid)[0] != "T" and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def stat_of(pid: int) -> list[str]:
+    """Return the fields of a process in proc(5) from its state on."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
 def cpu_ticks(pid: int) -> int:
     """Return the processor time of a process in clock ticks."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
+    return sum(map(int, stat_of(pid)[11:13]))
 
 
 def test_cached_ladder_states_its_age_and_fresh_measures_again(

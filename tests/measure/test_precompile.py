@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,7 +60,7 @@ def test_a_rung_compiled_ahead_is_in_the_cache(
         env=os.environ | compiled_graphs(),
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=600,
         check=True,
     )
     assert int(done.stdout.splitlines()[-1]) >= 1
@@ -120,7 +121,9 @@ print(bool(tune_exclusively(lock)))
 model = torch.nn.Linear(64, 128)
 with torch.no_grad():
     torch.compile(model, mode="max-autotune-no-cudagraphs")(torch.randn(32, 64))
-time.sleep(0.5)
+end = time.monotonic() + 60
+while not is_free() and time.monotonic() < end:
+    time.sleep(0.05)
 print(compiled, ran, is_free())
 """
 
@@ -131,7 +134,7 @@ def test_autotuning_holds_the_device_only_while_it_runs_its_choices(tmp_path: Pa
         env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_FREEZING": "1"},
         stdout=subprocess.PIPE,
         text=True,
-        timeout=200,
+        timeout=600,
         check=True,
     )
     separate, seen = done.stdout.splitlines()[-2:]
@@ -155,23 +158,33 @@ def test_tuning_is_not_separate_if_torch_has_no_such_method(
 def test_tuning_keeps_the_device_between_close_measurements_for_a_bounded_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tuning_lock, "LONGEST_S", 0.5)
+    now, idle, got = [0.0], threading.Event(), threading.Event()
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: idle.wait(60))
+    monkeypatch.setattr(tuning_lock, "time", clock)
     lock = DeviceLock(tmp_path / "lock")
-    tuning, since, got = TuningLock(lock), time.monotonic(), list[float]()
+    tuning = TuningLock(lock)
 
     def other() -> None:
         with DeviceLock(lock.lock).exclusive():
-            got.append(time.monotonic() - since)
+            got.set()
 
     with tuning.use():
         waiting = threading.Thread(target=other)
         waiting.start()
-    for _ in range(20):
+        while not lock.is_awaited:
+            time.sleep(0.01)
+    while now[0] < tuning_lock.LONGEST_S:
         with tuning.use(), tuning.use():
-            time.sleep(0.05)
-    waiting.join()
-    assert 0.3 < got[0] < 0.9
-    time.sleep(0.4)
+            now[0] += 1.0
+        assert not got.is_set()
+    with tuning.use():
+        now[0] += 1.0
+    waiting.join(60)
+    assert got.is_set(), "the device was kept although another process waited"
+    with tuning.use():
+        pass
+    now[0] += 2 * tuning_lock.IDLE_S
+    idle.set()
     with DeviceLock(lock.lock).exclusive():  # the idle device was released
         pass
 

@@ -78,7 +78,7 @@ def test_threads_and_processes_of_a_candidate_stay_bound_and_suspended(
     with referee.processes.waiting(attempt, cores=core) as session:
         referee.processes.finish_candidate(session, build(attempt, Device.CPU))
         for _ in range(4):
-            session.block(batch.lent, batch.outputs_of("candidate"), [(0, 0)], deadline_s=20)
+            session.block(batch.lent, batch.outputs_of("candidate"), [(0, 0)], deadline_s=120)
         family = system_load._tree(session.pid)
         threads = [int(task.name) for p in family for task in Path(f"/proc/{p}/task").iterdir()]
         assert len(family) == 3

@@ -28,7 +28,8 @@ from cuagent.worker import ForkServer, Session, SessionEnded, suspend
 from cuagent.worker.giving_way import DRAIN_S, give_way_beside, run_giving_way
 
 OTHER = f"{EAGER}+tf32"
-STEPS, STEP_S = 150, 0.01
+FEW, MANY, STEP_S = 150, 600, 0.01
+"""Numbers of steps in which a slow model is constructed, and the seconds of each."""
 TASK = f"""
 import os, time
 import torch
@@ -42,7 +43,7 @@ class Model(torch.nn.Module):
         self.linear = torch.nn.Linear(32, 16)
         if (HERE / "slow").exists():
             with (HERE / f"steps-{{os.getpid()}}").open("w") as log:
-                for _ in range({STEPS}):
+                for _ in range(int((HERE / "slow").read_text())):
                     print(time.monotonic(), file=log, flush=True)
                     time.sleep({STEP_S})
 
@@ -92,7 +93,7 @@ class Other(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while len(list(self.folder.glob("steps-*"))) < self.processes:
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -103,7 +104,7 @@ class Other(threading.Thread):
 
     def check(self) -> None:
         """Assert that it was alone, and did not wait until the models were constructed."""
-        self.join(60)
+        self.join(120)
         found = steps(self.folder)
         assert not [step for step in found if self.begun <= step <= self.ended], "not alone"
         assert [step for step in found if step > self.ended], "it waited until all was done"
@@ -116,12 +117,13 @@ def test_processes_that_open_stop_while_another_timing_has_the_device(
     ours, theirs = DeviceLock(tmp_path / "gpu-0"), DeviceLock(tmp_path / "gpu-0")
     with Timer(referee, (EAGER, OTHER), device_lock=ours) as timer:
         assert timer.batch is not None  # before the models are slow
-        (tmp_path / "slow").touch()
+        (tmp_path / "slow").write_text(str(MANY))
         other = Other(theirs, tmp_path, 2, 1.0)
         with timer.untimed((EAGER, OTHER)) as opened:
             other.check()
             assert {EAGER, OTHER} <= opened.keys()
-    assert ours.uses.to_json()["opening_arms"]["kept_longest_s"] < 1.0
+    kept_s = ours.uses.to_json()["opening_arms"]["kept_longest_s"]
+    assert kept_s < MANY * STEP_S / 2  # usually below 0.1 s
 
 
 def test_baselines_that_open_one_after_the_other_stop_too(referee: Referee, tmp_path: Path) -> None:
@@ -142,10 +144,10 @@ def test_command_stops_while_another_timing_has_the_device_and_keeps_its_time_li
 ) -> None:
     ours, theirs = DeviceLock(tmp_path / "gpu-0"), DeviceLock(tmp_path / "gpu-0")
     referee.processes.load_timed_weights()
-    (tmp_path / "slow").touch()
+    (tmp_path / "slow").write_text(str(FEW))
     with ours.shared() as sharing, referee.processes.begin_reference(EAGER) as session:
-        other = Other(theirs, tmp_path, 1, 6.0)
-        begun, limit_s = time.monotonic(), 6.0
+        begun, limit_s = time.monotonic(), 15.0
+        other = Other(theirs, tmp_path, 1, limit_s)
         finish = partial(referee.processes.finish_reference, session, limit_s)
         run_giving_way(finish, session, sharing)
         assert time.monotonic() - begun > limit_s
@@ -169,15 +171,16 @@ def test_oracle_constructs_models_on_the_cpu_while_another_timing_has_the_device
     referee: Referee, tmp_path: Path
 ) -> None:
     ours, theirs = DeviceLock(tmp_path / "gpu-0"), DeviceLock(tmp_path / "gpu-0")
-    (tmp_path / "slow").touch()
+    (tmp_path / "slow").write_text(str(MANY))
     with ours.shared() as sharing, referee.giving_way(sharing):
         other = Other(theirs, tmp_path, 1, 0.5)
         referee.oracle.load_weights(Weights.OWN, 5, referee.context.weights)
     other.join(60)
     found = steps(tmp_path)
-    assert len(found) == STEPS
+    assert len(found) == MANY
     assert [step for step in found if other.begun <= step <= other.ended], "it stopped"
-    assert ours.uses.to_json()["other"]["kept_longest_s"] < 1.0
+    kept_s = ours.uses.to_json()["other"]["kept_longest_s"]
+    assert kept_s < MANY * STEP_S / 2  # usually below 0.1 s
 
 
 def test_requests_keep_their_order_when_timings_come_between_them(
@@ -198,6 +201,9 @@ def test_requests_keep_their_order_when_timings_come_between_them(
             with theirs.exclusive():
                 time.sleep(0.01)
 
+    def turns() -> float:
+        return theirs.uses.to_json().get("other", {}).get("exclusive", 0)
+
     one_by_one = [drawn(oracle.post_draw(Inputs.OWN, seed, arena, 0)) for seed in seeds]
     other = threading.Thread(target=time_elsewhere)
     with ours.shared() as sharing, referee.giving_way(sharing):
@@ -207,14 +213,17 @@ def test_requests_keep_their_order_when_timings_come_between_them(
             oracle.wait(number)
         assert arena.tensors(0)[0].equal(one_by_one[-1])
         again = [drawn(oracle.post_draw(Inputs.OWN, seed, arena, 0)) for seed in seeds]
+        deadline = time.monotonic() + 60
+        while turns() <= 3 and time.monotonic() < deadline:
+            drawn(oracle.post_draw(Inputs.OWN, 3, arena, 0))
         for seed in seeds:
             oracle.post_draw(Inputs.OWN, seed, arena, 0)
         assert oracle.drop(), "nothing was cancelled"
         assert drawn(oracle.post_draw(Inputs.OWN, 3, arena, 0)).equal(one_by_one[3])
     done.set()
-    other.join(10)
+    other.join(60)
     assert all(a.equal(b) for a, b in zip(one_by_one, again, strict=True))
-    assert theirs.uses.to_json()["other"]["exclusive"] > 3
+    assert turns() > 3
 
 
 def test_process_of_a_verdict_is_stopped_in_a_break_of_the_oracle(
@@ -239,7 +248,7 @@ def test_process_of_a_verdict_is_stopped_in_a_break_of_the_oracle(
         while not ours.is_awaited:
             time.sleep(0.01)
         referee.oracle.load_weights(Weights.OWN, 5, referee.context.prepared_weights)
-    other.join(10)
+    other.join(60)
     assert states
     assert set(states) == {"T"}
     assert state_of(session) != "T", "it was not continued"
@@ -268,8 +277,8 @@ def test_attempt_that_cannot_be_stopped_continues_and_keeps_its_time_limit(
     referee: Referee, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = Path(referee.task.path)
-    starts = "subprocess.Popen(['sleep', '60'], start_new_session=True)"
-    text = f"import subprocess, time\n{path.read_text()}\n{starts}\ntime.sleep(60)\n"
+    starts = "subprocess.Popen(['sleep', '300'], start_new_session=True)"
+    text = f"import subprocess, time\n{path.read_text()}\n{starts}\ntime.sleep(300)\n"
     attempt = Attempt((("model_new.py", text.replace("class Model", "class ModelNew")),))
     monkeypatch.setattr(suspend, "MAX_SCANS", 1)  # too few for a process with a child
     monkeypatch.setattr(suspend, "PAUSE_S", 0.5)  # so most of the time is spent on vain attempts
@@ -279,17 +288,16 @@ def test_attempt_that_cannot_be_stopped_continues_and_keeps_its_time_limit(
         begun = time.monotonic()
         with pytest.raises(SessionEnded, match="no answer within 4 s"):
             run_giving_way(session.import_model, session, sharing)
-        assert time.monotonic() - begun < 20
+        assert time.monotonic() - begun < 100  # usually below 10 s
 
 
 def test_child_that_cannot_be_stopped_continues(
     fork_server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "task.py"
-    forks = ("if not os.fork():", "    time.sleep(60)", "    os._exit(0)", "self.linear")
+    forks = ("if not os.fork():", "    time.sleep(300)", "    os._exit(0)", "self.linear")
     path.write_text(TASK.replace("self.linear", "\n        ".join(forks), 1))
     monkeypatch.setattr(suspend, "MAX_SCANS", 1)  # too few for a process with a child
-    monkeypatch.setattr(count, "TIME_LIMIT_S", 15.0)
     sharing = Sharing(lambda: None, lambda: True)
     work, _ = count.count(load_task(path, device="cpu"), fork_server, sharing)
     assert work.matrix_flops

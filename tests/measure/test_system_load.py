@@ -10,7 +10,7 @@ import sys
 from cuagent.measure import system_load
 from cuagent.measure.machine import examine
 
-BURN = "import time\nend = time.time() + 1.0\nwhile time.time() < end: pass"
+BURN = "import time\nwhile time.process_time() < 1.0: pass"
 
 
 def test_cpu_times_count_a_child_as_ours() -> None:
@@ -19,9 +19,8 @@ def test_cpu_times_count_a_child_as_ours() -> None:
     after = system_load.cpu_times()
     assert before is not None
     assert after is not None
-    # on a busy machine a second of wall time is less than a second of processor time
     ours = after.ours_since(before)
-    assert ours > 0.05
+    assert ours > 0.9
     # processes that other tests left are counted in whole ticks each
     assert after.all - before.all >= ours - 0.2
     assert 0 <= system_load.others_share(before, after) <= 1

@@ -258,7 +258,7 @@ def test_ddp_averages_the_gradients(
         for rank in range(2)
     ]
     try:
-        results = [process.communicate(timeout=150) for process in started]
+        results = [process.communicate(timeout=600) for process in started]
     finally:
         for process in started:
             process.kill()

@@ -90,7 +90,7 @@ def exported(
 def seen_by(folder: Path, python: list[str], users: bool) -> str:
     program = PROGRAM.format(folder=str(folder), users=users, device="cpu")
     done = subprocess.run(
-        [*python, "-c", program], capture_output=True, text=True, check=False, timeout=120
+        [*python, "-c", program], capture_output=True, text=True, check=False, timeout=600
     )
     assert done.returncode == 0, done.stderr
     assert "RuntimeWarning" not in done.stderr, done.stderr

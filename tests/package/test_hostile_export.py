@@ -122,7 +122,7 @@ def test_first_builds_of_two_processes_give_one_library(
         )
         for _ in range(2)
     ]
-    results = [process.communicate(timeout=300) for process in processes]
+    results = [process.communicate(timeout=600) for process in processes]
     assert [text for text, _ in results] == ["4.0\n"] * 2, results
     libraries = list((tmp_path / "cache").rglob("*.so"))
     assert len(libraries) == 1

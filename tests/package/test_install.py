@@ -60,14 +60,14 @@ print(json.dumps([str(w.message) for w in caught]))
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fresh virtual environment that finds torch, but no cuagent."""
     folder = tmp_path_factory.mktemp("environment")
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=200)
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=600)
     (site,) = folder.glob("lib/python*/site-packages")
     libraries = Path(torch.__file__).resolve().parents[1]
     (site / "torch.pth").write_text(f"{libraries}\n")
     out = folder / "package"
     export(ATTEMPT, TIMED_TASK, MEASURED, out)
     install = [str(folder / "bin" / "python"), *PIP, str(out)]
-    subprocess.run(install, check=True, capture_output=True, timeout=200)
+    subprocess.run(install, check=True, capture_output=True, timeout=600)
     shutil.rmtree(out)
     (folder / "users.py").write_text(USERS)
     return folder
@@ -80,7 +80,7 @@ def run(environment: Path, arguments: list[str], **variables: str) -> str:
         text=True,
         cwd=environment,
         env={"PATH": os.environ["PATH"], "HOME": str(environment), **variables},
-        timeout=200,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -34,11 +34,11 @@ def in_child(policy: Policy, tier: Tier, work: Callable[[], Any]) -> Any:
             os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
-        ready, _, _ = select.select([pipe], [], [], 30)
+        ready, _, _ = select.select([pipe], [], [], 120)
         if not ready:
             os.kill(pid, signal.SIGKILL)
         result = (
-            pickle.load(pipe) if ready else TimeoutError("the child did not answer within 30 s")
+            pickle.load(pipe) if ready else TimeoutError("the child did not answer within 120 s")
         )
     os.waitpid(pid, 0)
     return result

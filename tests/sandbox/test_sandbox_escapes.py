@@ -71,7 +71,7 @@ def test_open_descriptors_of_the_caller_change_no_result(count: int) -> None:
         pytest.skip("this kernel has no Landlock")
     program = [sys.executable, "-I", str(Path(__file__).with_name("after_descriptors.py"))]
     done = subprocess.run(
-        [*program, str(count)], capture_output=True, text=True, timeout=60, check=True
+        [*program, str(count)], capture_output=True, text=True, timeout=600, check=True
     )
     assert set(json.loads(done.stdout)) <= WITHOUT_VIEW
 

@@ -71,7 +71,7 @@ def test_escapes_fail_and_honest_commands_work(user: str, view: str, scratch: Pa
         [*command, "bash", "-c", HONEST],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
         **_become(user),
     )
@@ -102,7 +102,7 @@ def test_view_that_fails_half_way_leaves_no_rights(user: str, scratch: Path) -> 
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=True,
         **_become(user),
     )
@@ -137,7 +137,7 @@ def test_root_of_a_container_without_namespaces_is_isolated(scratch: Path) -> No
         [*limited, str(HERE / "as_user.py"), "view", str(scratch / "own"), "bash", "-c", HONEST],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=True,
     )
     found = json.loads(done.stdout)
@@ -157,7 +157,7 @@ def test_compilers_of_root_work_below_a_private_folder_without_a_view(scratch: P
         [*command, "bash", "-c", HONEST],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=True,
         env={**os.environ, "TMPDIR": str(own.parent)},
     )
@@ -175,7 +175,7 @@ def test_view_allows_modes_and_times_of_own_files(user: str, scratch: Path) -> N
         [*command, "bash", "-c", own],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=True,
         **_become(user),
     )

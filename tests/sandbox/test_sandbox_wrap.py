@@ -32,7 +32,7 @@ def run(
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
 
@@ -94,7 +94,7 @@ def test_missing_command_gives_one_line(scratch: Path, each_tier: Tier) -> None:
 
 
 def test_killing_the_process_group_ends_all_processes(scratch: Path, each_tier: Tier) -> None:
-    script = "sleep 60 & sleep 60 & echo ready; wait"
+    script = "sleep 300 & sleep 300 & echo ready; wait"
     child = subprocess.Popen(
         wrap(["bash", "-c", script], Policy(write=(scratch,)), each_tier),
         cwd=scratch,
@@ -108,7 +108,7 @@ def test_killing_the_process_group_ends_all_processes(scratch: Path, each_tier: 
     # The pipe closes when the last process that has it open has ended.
     start = time.monotonic()
     assert child.stdout.read() == b""
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 100  # usually below 0.1 s
 
 
 def test_exit_code_of_signal_is_kept(scratch: Path, tier: Tier) -> None:

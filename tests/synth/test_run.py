@@ -76,7 +76,7 @@ def test_killed_run_resumes_to_the_same_set(made: Path, tmp_path: Path) -> None:
     before = shard.read_bytes()
     shard.write_bytes(before + b'{"index": 99, "rea')  # a line that the kill cut off
     assert not (out / "tasks.parquet").exists()
-    assert make(out).wait(100) == 2  # without --resume nothing is overwritten
+    assert make(out).wait(300) == 2  # without --resume nothing is overwritten
     assert make(out, "--resume").wait(300) == 0
     assert texts(out) == texts(made)
     assert shard.read_bytes().startswith(before)
@@ -90,7 +90,7 @@ def test_interrupt_ends_a_run_and_leaves_no_process(tmp_path: Path) -> None:
         time.sleep(0.05)
     assert len(_processes(tmp_path)) > 1
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
+    assert process.wait(200) == 130
     assert _processes(tmp_path) == []
     assert list(tmp_path.glob("cuagent-*")) == []
 
@@ -98,7 +98,7 @@ def test_interrupt_ends_a_run_and_leaves_no_process(tmp_path: Path) -> None:
 def test_interrupt_does_not_wait_for_candidates_and_reports_them(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     hangs = task(
-        "open(PATH, 'w').close(); time.sleep(200)",
+        "open(PATH, 'w').close(); time.sleep(300)",
         before=f"import time\nPATH = {str(begun)!r}",
     )
 
@@ -121,7 +121,7 @@ def test_interrupt_does_not_wait_for_candidates_and_reports_them(tmp_path: Path)
         synthesize(
             settings, tmp_path / "out", False, 2, observe, (None,), compose, unfinished.append
         )
-    assert time.monotonic() - asked[0] < 20  # usually below one second
+    assert time.monotonic() - asked[0] < 100  # usually below one second
     assert [record["index"] for record in unfinished] == [0]
     assert [record["index"] for record in Shards(tmp_path / "out").read()] == [1]
 
@@ -189,7 +189,7 @@ def test_bench_and_training_read_the_set(made: Path, tmp_path: Path) -> None:
 
 
 def test_another_setting_cannot_resume(made: Path) -> None:
-    assert make(made, "--resume", "--seed", "5").wait(100) == 2
+    assert make(made, "--resume", "--seed", "5").wait(300) == 2
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     users.mkdir()
     (out / "shards").mkdir(parents=True)
     (out / "shards" / "00000.jsonl").symlink_to(users / "notes")
-    assert make(out).wait(100) == 2
+    assert make(out).wait(300) == 2
     pyarrow.parquet.write_table(pyarrow.table({"code": [task("return x.exp()")]}), file)
     file.with_suffix(".tasks").symlink_to(users)
     with pytest.raises(SynthError, match=r"set\.tasks: is a link"):
@@ -318,7 +318,7 @@ def test_audit_of_hostile_texts_ends_soon_without_an_error(tmp_path: Path) -> No
     pyarrow.parquet.write_table(pyarrow.table({"code": code}), file)
     start = time.monotonic()
     assert command(["synth", "read", str(file)]) == 1
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 100  # usually below 4 s
 
 
 def test_parquet_without_code_is_refused(tmp_path: Path) -> None:

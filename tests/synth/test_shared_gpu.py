@@ -40,12 +40,12 @@ def test_a_candidate_waits_for_the_memory_of_another(tmp_path: Path) -> None:
     with first.memory(9 * GIB):
         thread = threading.Thread(target=enter)
         thread.start()
-        assert not entered.wait(0.2)
+        assert not entered.wait(1.0)
         first.resize(2 * GIB)
-        assert entered.wait(5)
+        assert entered.wait(60)
     thread.join()
     assert second.waited_s > 0.1
-    assert first.waited_s < 0.1
+    assert first.waited_s < second.waited_s
 
 
 def test_memory_of_a_process_that_died_is_free(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_memory_of_a_process_that_died_is_free(tmp_path: Path) -> None:
     with gpu.memory(None):
         assert [path.name.partition(".")[0] for path in folder.iterdir()] == [str(17 * GIB)]
     assert list(folder.iterdir()) == []
-    assert gpu.waited_s < 1
+    assert gpu.waited_s < 20  # usually below 0.1 s
 
 
 def test_larger_memory_is_awaited_without_holding_any(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_larger_memory_is_awaited_without_holding_any(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert not any(thread.is_alive() for thread in threads)
 
 
@@ -121,7 +121,7 @@ def test_two_candidates_are_examined_at_the_same_time(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(100)
+        thread.join(300)
     assert {number: answer["batch"] > 0 for number, answer in answers.items()} == {
         0: True,
         1: True,
@@ -140,7 +140,7 @@ def test_candidate_that_keeps_the_device_is_ended_and_the_others_go_on(
     tmp_path: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One call takes minutes at a size that no measurement of smaller ones predicts."""
-    monkeypatch.setattr("cuagent.synth.process.INTERVAL_LIMIT_S", 3.0)
+    monkeypatch.setattr("cuagent.synth.process.INTERVAL_LIMIT_S", 10.0)
     hangs = "if x.shape[0] > 100: time.sleep(300)\n        return torch.exp(x)"
     forwards = {hangs: "torch.exp", "return F.gelu(x)": "nn.functional.gelu"}
     forwards |= {"return torch.sinh(x)": "torch.sinh"}
@@ -148,17 +148,17 @@ def test_candidate_that_keeps_the_device_is_ended_and_the_others_go_on(
     def examine(item: tuple[str, str]) -> dict[str, Any]:
         code = task(item[0], before=WITHOUT_CUDA)
         asked = replace(order(code, item[1], solve=True), lock=str(tmp_path / "gpu.lock"))
-        return workers.examine(asked, limit_s=100)
+        return workers.examine(asked, limit_s=300)
 
     started = time.monotonic()
     with ThreadPoolExecutor(3) as threads:
         first, *others = threads.map(examine, forwards.items())
     assert first["reason"] == Reason.SLOW.value
-    assert first["gpu"]["longest_s"] > 3
+    assert first["gpu"]["longest_s"] > 10
     assert first["gpu"]["longest_stage"] == "sizes"
     assert all("reason" not in answer for answer in others), others
-    assert all(answer["gpu"]["longest_s"] < 3 for answer in others), others
-    assert time.monotonic() - started < 60
+    assert all(answer["gpu"]["longest_s"] < 10 for answer in others), others
+    assert time.monotonic() - started < 250  # usually below 20 s
 
 
 @pytest.mark.slow
@@ -170,7 +170,7 @@ def test_slow_operator_is_sized_without_a_call_at_the_predicted_size(
     slow = "time.sleep(x.shape[0] * 1e-3)\n        return torch.exp(x)"
     asked = order(task(slow, before=WITHOUT_CUDA), "torch.exp", solve=True)
     answer = workers.examine(replace(asked, lock=str(tmp_path / "gpu.lock")))
-    assert answer["gpu"]["longest_s"] < 5
+    assert answer["gpu"]["longest_s"] < 15  # usually below one second
     assert answer.get("batch", 0) <= 20, answer
 
 
@@ -180,6 +180,6 @@ def test_tasks_of_fixed_size_are_checked_at_the_same_time(tmp_path: Path, worker
     lock = str(tmp_path / "gpu.lock")
     asked = order(task("return torch.exp(x)", before=WITHOUT_CUDA), "torch.exp")
     with SharedGpu(lock).memory(8 * GIB):
-        answer = workers.examine(replace(asked, lock=lock), limit_s=60)
+        answer = workers.examine(replace(asked, lock=lock), limit_s=300)
     assert "reason" not in answer, answer
-    assert answer["gpu"]["awaits memory_s"] < 1
+    assert answer["gpu"]["awaits memory_s"] < 20  # usually 0

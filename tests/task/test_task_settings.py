@@ -48,7 +48,7 @@ def output(python: list[str]):
 
     def run(program: str) -> object:
         command = [*python, "-c", HEAD + program]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
         assert (done.returncode, done.stderr) == (0, "")
         return json.loads(done.stdout)
 

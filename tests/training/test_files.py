@@ -52,12 +52,12 @@ def test_partial_episode_file_is_not_read_as_complete(tmp_path: Path) -> None:
 
 
 def test_ppo_stops_before_time_limit(tmp_path: Path) -> None:
-    log_metrics(tmp_path / "ppo" / "metrics.jsonl", 0, {"seconds": 10.0}, stage="ppo")
+    log_metrics(tmp_path / "ppo" / "metrics.jsonl", 0, {"seconds": 1000.0}, stage="ppo")
     (tmp_path / "rft").mkdir()
     write_atomic(
-        tmp_path / "rft" / "evaluation.json", '{"seconds": 10.0}'
+        tmp_path / "rft" / "evaluation.json", '{"seconds": 1000.0}'
     )  # the audit takes as long
-    demo = Demo(DemoConfig(), "cpu", tmp_path, Rehearsal(), tmp_path, end=time.time() + 35)
+    demo = Demo(DemoConfig(), "cpu", tmp_path, Rehearsal(), tmp_path, end=time.time() + 3500)
     assert not demo.out_of_time()
-    demo.budget.end = time.time() + 25
+    demo.budget.end = time.time() + 2500
     assert demo.out_of_time()

@@ -41,7 +41,7 @@ def folder(device: str, python: list[str], tmp_path_factory: pytest.TempPathFact
     program = ["--no-python", *python, two_processes.__file__]
     arguments = [str(root / "episodes.jsonl"), str(root), device]
     result = subprocess.run(
-        [*torchrun, *program, *arguments], capture_output=True, text=True, timeout=170
+        [*torchrun, *program, *arguments], capture_output=True, text=True, timeout=600
     )
     assert result.returncode == 0, result.stderr[-3000:]
     return root

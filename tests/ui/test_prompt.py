@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from prompt_toolkit.application import create_app_session, run_in_terminal
@@ -15,6 +17,7 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output.vt100 import Vt100_Output
 
 import cuagent.ui.prompt
+from cuagent.ui.footer import Footer
 from cuagent.ui.prompt import Prompt, Work
 
 
@@ -55,6 +58,34 @@ def test_text_that_is_printed_before_the_redrawing_leaves_no_piece_either(
     before, _, after = written.getvalue().partition("an answer")
     assert "\x1b[3A\r\x1b[J" in before
     assert "x" * 30 not in after
+
+
+def test_a_window_that_becomes_narrower_while_the_foot_is_drawn() -> None:
+    columns, up = [80], list[int]()
+    line = {x: SimpleNamespace(char="x") for x in range(79)}
+    screen = SimpleNamespace(
+        data_buffer={0: line}, get_cursor_position=lambda _: SimpleNamespace(x=2, y=1)
+    )
+    output = SimpleNamespace(
+        get_size=lambda: Size(40, columns[0]),
+        cursor_up=up.append,
+        write_raw=lambda _: None,
+        erase_down=lambda: None,
+    )
+    app: Any = SimpleNamespace(
+        output=output,
+        renderer=SimpleNamespace(last_rendered_screen=screen, reset=lambda: None),
+        layout=SimpleNamespace(current_window=None),
+    )
+    footer = Footer()
+    footer.follow(app)
+    columns[0] = 30
+    footer.remember(app)
+    footer.follow(app)
+    assert up == [3], "one line of 79 columns has become three"
+    footer.remember(app)
+    footer.follow(app)
+    assert up == [3]
 
 
 def test_tab_completes_commands_and_the_names_of_files() -> None:
@@ -107,7 +138,7 @@ def test_a_question_keeps_the_status_below_it() -> None:
         _until(lambda: "may it?" in written.getvalue())
         lines = prompt._message()[0][1]
         keys.send_text("y\r")
-        asking.join(10)
+        asking.join(60)
     assert lines == "may it?\nstep 3, 1:07\n"
     assert answers == ["y"]
 
@@ -116,7 +147,7 @@ def _after(written: io.StringIO) -> str:
     return written.getvalue().rpartition("\x1b[3A\r\x1b[J")[2]
 
 
-def _until(holds: Callable[[], bool], seconds: float = 20) -> None:
+def _until(holds: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline

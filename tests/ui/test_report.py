@@ -167,7 +167,7 @@ def test_browser_draws_the_page(tmp_path: Path) -> None:
         [browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", page.as_uri()],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr

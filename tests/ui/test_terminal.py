@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from fcntl import ioctl
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -60,7 +61,10 @@ def in_a_pipe(width: int, encoding: str = "utf-8") -> str:
 
 
 def on_a_terminal(width: int, pause: float, **env: str) -> str:
-    """Return the bytes that a program writes to a terminal of `width` columns."""
+    """Return the text that a program writes to a terminal of `width` columns.
+
+    `pause`: seconds after each event.
+    """
     leader, follower = pty.openpty()
     ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 30, width, 0, 0))
     inherited = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR", "LINES")}
@@ -129,9 +133,15 @@ def test_a_pipe_that_cannot_take_the_signs_gets_ascii() -> None:
 
 
 @pytest.fixture(scope="module")
-def slowly() -> str:
-    """A run slow enough for the live line to tick, on a terminal of 60 columns."""
-    return on_a_terminal(60, 0.06)
+def timed() -> tuple[str, float]:
+    """A run slow enough for the live line to tick, on a terminal of 60 columns, and its seconds."""
+    begun = time.monotonic()
+    return on_a_terminal(60, 0.06), time.monotonic() - begun
+
+
+@pytest.fixture(scope="module")
+def slowly(timed: tuple[str, float]) -> str:
+    return timed[0]
 
 
 def test_a_terminal_is_only_appended_to(slowly: str) -> None:
@@ -183,19 +193,21 @@ def test_a_queued_message_is_announced_for_the_users_turn() -> None:
         assert "your turn: Enter sends the queued message" in show.footer_lines(80)[-1]
 
 
-def test_the_clock_stands_while_the_user_is_asked() -> None:
+def test_the_clock_stands_while_the_user_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("cuagent.ui.terminal.time", SimpleNamespace(monotonic=lambda: now[0]))
     with Terminal(io.StringIO(), footer=True) as show:
         show(StepStarted(1))
         show(ToolStarted("1", "bash", "ls"))
         with show.asking():
             assert show.footer_lines(80)[-1] == "step 1 - 0:00 - waiting for your answer"
-            time.sleep(1.1)
+            now[0] += 5.0
             assert "0:00" in show.footer_lines(80)[-1]
         assert show.footer_lines(80)[-1].endswith("step 1 - 0:00 - bash")
         show.pause()
         with show.asking():
             pass
-        time.sleep(1.1)
+        now[0] += 5.0
         assert "0:00" in show.footer_lines(80)[-1], "the pause goes on"
 
 
@@ -249,11 +261,11 @@ def test_pause_shows_the_summary_only_if_it_changed() -> None:
     ]
 
 
-def test_the_live_line_is_not_redrawn_without_need(slowly: str) -> None:
+def test_the_live_line_is_not_redrawn_without_need(timed: tuple[str, float]) -> None:
+    written, seconds = timed
     events = sum(1 for _ in a_run())
-    seconds = events * 0.06
-    assert slowly.count("\r\x1b[K") <= events
-    assert len(re.findall(r"step \d · \d:\d\d", slowly)) <= events + 5 * seconds + 5
+    assert written.count("\r\x1b[K") <= events
+    assert len(re.findall(r"step \d · \d:\d\d", written)) <= events + 5 * seconds + 5
 
 
 @pytest.fixture(scope="module")

@@ -210,4 +210,4 @@ def test_environment_is_restored(found: Found) -> None:
     begun = time.perf_counter()
     found("return x * now()")
     assert (time.time, os.getpid, open, sys.modules.get("beside"), random.getstate()) == before
-    assert time.perf_counter() - begun < 5
+    assert time.perf_counter() - begun < 60  # usually below one second

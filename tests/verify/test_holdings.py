@@ -102,7 +102,7 @@ def lowered(referee: Referee, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 def test_unmapped_memory_is_counted(lowered: None, judged: Judged, meanwhile: str) -> None:
     """Also for a process that prints without pause, so that the referee never waits a whole
     second."""
-    body = FILL + MEMORY + THEN.format(seconds=20, meanwhile=meanwhile)
+    body = FILL + MEMORY + THEN.format(seconds=50, meanwhile=meanwhile)
     verdict = judged(body)
     assert verdict.reason is Reason.CRASHED, verdict
     assert "MiB of memory" in verdict.detail
@@ -114,14 +114,14 @@ def test_memory_of_the_kernel_is_counted(
 ) -> None:
     monkeypatch.setattr(holdings, "_largest_buffer", lambda: 4 * MIB)
     referee.processes.memory_bytes = 700 * MIB
-    verdict = judged(FILL + UNCOUNTED[way] + THEN.format(seconds=20, meanwhile="pass"))
+    verdict = judged(FILL + UNCOUNTED[way] + THEN.format(seconds=50, meanwhile="pass"))
     assert verdict.reason is Reason.CRASHED, verdict
     assert "MiB of memory" in verdict.detail
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_deleted_files_and_empty_files_are_counted(lowered: None, judged: Judged, way: str) -> None:
-    verdict = judged(FILL + WAYS[way] + THEN.format(seconds=20, meanwhile="pass"))
+    verdict = judged(FILL + WAYS[way] + THEN.format(seconds=50, meanwhile="pass"))
     assert verdict.reason is Reason.CRASHED, verdict
     assert "files" in verdict.detail
 
@@ -150,7 +150,7 @@ def test_processes_outside_the_group_are_counted(lowered: None, judged: Judged) 
                     os.setsid()
                     held = bytearray(os.urandom(1 << 20)) * 500
                     time.sleep(60)
-            time.sleep(20)
+            time.sleep(50)
         return self.honest(x)
     """
     verdict = judged(body)

@@ -119,7 +119,7 @@ def tool(tmp_path: Path) -> Path:
     return path
 
 
-def checked(tool: Path, referee: Referee, body: str, budget_s: float = 120.0) -> Check:
+def checked(tool: Path, referee: Referee, body: str, budget_s: float = 600.0) -> Check:
     attempt = candidate(body)
     built = build(attempt, referee.task.device)
     return check(tool, {"relu_kernel"}, referee, attempt, built, TOOLS, budget_s)
@@ -220,9 +220,9 @@ def test_unwritten_memory_without_confirmation_is_a_note(tool: Path, referee: Re
 
 
 def test_check_ends_with_its_budget(tool: Path, referee: Referee) -> None:
-    found = checked(tool, referee, "import time; time.sleep(30)", budget_s=0.5)
+    found = checked(tool, referee, "import time; time.sleep(600)", budget_s=0.5)
     assert {r.outcome for r in found.reports} == {Outcome.UNKNOWN}
-    assert found.seconds < 20
+    assert found.seconds < 200  # usually below 5 s
 
 
 def test_large_inputs_are_cut_if_the_own_kernels_still_run(
@@ -265,10 +265,10 @@ def test_attempt_that_allocates_without_torch_is_found(text: str, own_memory: bo
 def test_run_kills_the_process_group_after_the_time_limit(tmp_path: Path) -> None:
     folder, sign = tmp_path / "folder", tmp_path / "sign"
     folder.mkdir()
-    late = f"(sleep 1.5; touch {sign}) & sleep 60"
+    late = f"(sleep 1.5; touch {sign}) & sleep 300"
     begun = time.monotonic()
     assert run(["/bin/sh", "-c", late], folder, 0.3) == (None, "")
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 100  # usually below one second
     time.sleep(2.0)
     assert not sign.exists()
 
@@ -278,7 +278,7 @@ def test_tool_stops_while_another_process_uses_the_device(tmp_path: Path) -> Non
     folder.mkdir()
     command = ["/bin/sh", "-c", "for i in 1 2 3 4 5; do date +%s.%N; sleep 0.2; done"]
     with ThreadPoolExecutor(1) as executor:
-        found = executor.submit(run, command, folder, 2.0, lock)
+        found = executor.submit(run, command, folder, 100.0, lock)
         time.sleep(0.5)
         with lock.exclusive():
             begun = time.time()
@@ -292,16 +292,19 @@ def test_tool_stops_while_another_process_uses_the_device(tmp_path: Path) -> Non
 
 
 ESCAPED = """(setsid sh -c '(while true; do date +%s.%N > {sign}; sleep 0.1; done) &' &)
+while [ ! -s {sign} ]; do sleep 0.05; done
 sleep {seconds}
 """
 """Command that leaves a process in another session, with init or a subreaper as its parent."""
 
 
-@pytest.mark.parametrize("seconds", [0.3, 60])
-def test_run_kills_processes_that_left_the_group(tmp_path: Path, seconds: float) -> None:
+@pytest.mark.parametrize(("seconds", "limit_s"), [(0.3, 100.0), (600, 4.0)])
+def test_run_kills_processes_that_left_the_group(
+    tmp_path: Path, seconds: float, limit_s: float
+) -> None:
     folder, sign = tmp_path / "folder", tmp_path / "sign"
     folder.mkdir()
-    status, _ = run(["/bin/sh", "-c", ESCAPED.format(sign=sign, seconds=seconds)], folder, 1.5)
+    status, _ = run(["/bin/sh", "-c", ESCAPED.format(sign=sign, seconds=seconds)], folder, limit_s)
     assert status == (0 if seconds < 1 else None)
     last = sign.read_text()
     time.sleep(0.5)
@@ -313,8 +316,9 @@ def test_process_that_left_the_group_stops_with_the_tool(tmp_path: Path) -> None
     folder.mkdir()
     with ThreadPoolExecutor(1) as executor:
         command = ["/bin/sh", "-c", ESCAPED.format(sign=sign, seconds=1.5)]
-        found = executor.submit(run, command, folder, 5.0, lock)
-        time.sleep(0.7)
+        found = executor.submit(run, command, folder, 100.0, lock)
+        while not sign.exists():
+            time.sleep(0.01)
         with lock.exclusive():
             last = sign.read_text()
             time.sleep(0.7)

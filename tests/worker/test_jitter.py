@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import shutil
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -67,9 +66,7 @@ def test_a_thread_that_starts_during_a_call_is_interrupted(jitter: Jitter) -> No
     libc = ctypes.CDLL(None)
     ends: list[int] = []
     with jitter.interrupted():
-        thread = threading.Thread(target=lambda: ends.append(libc.usleep(2_000_000)))
-        started = time.monotonic()
+        thread = threading.Thread(target=lambda: ends.append(libc.usleep(100_000_000)))
         thread.start()
-        thread.join()
+        thread.join(60)  # usually below 0.1 s
     assert ends == [-1], "usleep was not interrupted"
-    assert time.monotonic() - started < 1.5

@@ -117,7 +117,7 @@ def results(before: str = "") -> dict[str, str]:
         input=json.dumps([*ALLOWED, *REFUSED]),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=True,
     )
     found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])

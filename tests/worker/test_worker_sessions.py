@@ -76,7 +76,7 @@ def test_block_runs_every_slot_under_one_clock(fork_server: ForkServer) -> None:
     stage = Stage()
     with stage.open(fork_server) as session:
         pairs = [(0, 2), (1, 1), (2, 0)]
-        block = session.block(stage.inputs, stage.outputs, pairs, deadline_s=10)
+        block = session.block(stage.inputs, stage.outputs, pairs, deadline_s=60)
     assert len(block.claimed_s) == 3
     assert 0 < sum(block.claimed_s) <= block.wall_s
     for source, target in pairs:
@@ -100,7 +100,7 @@ def test_inputs_keep_their_strides(fork_server: ForkServer) -> None:
     stage = Stage(1)
     more = "torch.full((8,), float(b.stride()[1]))"
     with stage.open(fork_server, more) as session:
-        session.block(stage.inputs, stage.outputs, [(0, 0)], deadline_s=10)
+        session.block(stage.inputs, stage.outputs, [(0, 0)], deadline_s=60)
     assert any(bool((x == 3).all()) for x in stage.outputs.tensors() if x.shape == (8,))
 
 
@@ -111,7 +111,7 @@ def test_own_input_copies_keep_strides_and_leave_lent_inputs_unchanged(
     more = "torch.full((8,), float(b.stride()[1])) + 0 * a.add_(1).sum()"
     with stage.open(fork_server, more) as session:
         pairs = [(0, 0), (1, 1)]
-        session.run(stage.inputs, stage.outputs, pairs, deadline_s=10, own=True)
+        session.run(stage.inputs, stage.outputs, pairs, deadline_s=60, own=True)
     for slot, (a, b) in enumerate(stage.sets):
         found = stage.outputs.tensors(slot)
         assert any(bool((x == 3).all()) for x in found if x.shape == (8,))
@@ -119,14 +119,14 @@ def test_own_input_copies_keep_strides_and_leave_lent_inputs_unchanged(
         torch.testing.assert_close(stage.inputs.tensors(slot), [a, b])
 
 
-def test_fork_takes_less_than_a_second(
-    fork_server: ForkServer,
-) -> None:
+def test_fork_takes_less_than_a_second_of_processor_time(fork_server: ForkServer) -> None:
+    """Importing torch takes longer. Processor time does not depend on other processes."""
     stage = Stage(1)
     stage.open(fork_server).close()
-    begun = time.perf_counter()
-    stage.open(fork_server).close()
-    assert time.perf_counter() - begun < 1
+    with stage.open(fork_server) as session:
+        fields = Path(f"/proc/{session.pid}/stat").read_text().rpartition(")")[2].split()
+    ticks = int(fields[11]) + int(fields[12])
+    assert ticks / os.sysconf("SC_CLK_TCK") < 1
 
 
 def test_guards_detect_a_changed_byte(fork_server: ForkServer) -> None:
@@ -194,7 +194,7 @@ def test_crashed_session_reports_its_signal_and_closes(fork_server: ForkServer) 
     stage = Stage(1)
     session = stage.open(fork_server, "__import__('os').abort()")
     with pytest.raises(SessionEnded) as ended:
-        session.block(stage.inputs, stage.outputs, [(0, 0)], deadline_s=10)
+        session.block(stage.inputs, stage.outputs, [(0, 0)], deadline_s=60)
     assert ended.value.status is Status.CRASHED
     assert ended.value.detail == "killed by SIGABRT"
     assert session.closed
@@ -234,7 +234,7 @@ def test_all_processes_end_when_the_referee_is_killed(tmp_path: Path) -> None:
     referee.kill()
     referee.wait()
     referee.stdout.close()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(_alive(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not any(_alive(pid) for pid in pids)

@@ -107,8 +107,8 @@ def _collect(command: Command, spool: Spool, deadline: float, context: Context) 
                 if spool.size < MOST_STREAMED:
                     context.emit(ToolOutput(context.call_id, tidy(piece)))
                 spool.append(piece)
-            elif process.poll() is not None:
-                return ENDED
+            elif process.poll() is not None and not selector.select(0):
+                return ENDED  # and it wrote nothing between the two calls of select
     try:
         process.wait(max(0.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -111,28 +112,29 @@ def test_scored_kernel_is_rebuilt_from_calls(trial: Path) -> None:
 
 
 def test_failed_seed_stops_opening_of_tasks() -> None:
-    started, failed = threading.Event(), threading.Event()
-    opened = list[object]()
+    started = threading.Event()
+    opened, stopped = list[object](), list[bool]()
 
     def open_each(tasks: list[object], should_stop: Callable[[], bool]) -> None:
-        for task in tasks:
-            if not should_stop():
-                opened.append(task)
-                started.set()
-                assert failed.wait(10)
+        opened.append(tasks[0])
+        stopped.append(should_stop())
+        started.set()
+        deadline = time.monotonic() + 60
+        while not should_stop() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        stopped.append(should_stop())
 
     pool: Any = SimpleNamespace(open=open_each)
     tasks: list[Any] = ["a", "b", "c"]
 
     def train() -> None:
         with opened_in_background(tasks, pool):
-            assert started.wait(10)
-            threading.Timer(0.1, failed.set).start()
+            assert started.wait(60)
             raise RecordError("a seed failed")
 
     with pytest.raises(RecordError, match="a seed failed"):
         train()
-    assert opened == ["a"]
+    assert (opened, stopped) == (["a"], [False, True])
 
 
 def test_interrupted_trial_reports_finished_stages(trial: Path, tmp_path: Path) -> None:

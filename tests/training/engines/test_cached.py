@@ -239,7 +239,7 @@ def test_closing_fails_pending_requests() -> None:
             thread.start()
         engine.sample([Request((2, 5), 3, 0)])
     for thread in threads:
-        thread.join(timeout=20)
+        thread.join(timeout=120)
         assert not thread.is_alive()
     assert [str(e) for e in caught] == ["stopped"] * 3
     with pytest.raises(EngineError, match="stopped"):

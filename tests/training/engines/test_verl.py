@@ -197,7 +197,7 @@ def test_verl_calls_installed_plugin(exported: Path) -> None:
          "print(core_algos.compute_gae_advantage_return.__module__)"],
         env={**os.environ, "VERL_USE_EXTERNAL_MODULES": "cuagent_plugin",
              "PYTHONPATH": os.pathsep.join([str(exported), *sys.path])},
-        capture_output=True, text=True, timeout=170,
+        capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert seen.stdout.split()[-1:] == ["cuagent.training.engines.verl_gae"], seen.stderr[-2000:]
 

@@ -90,7 +90,7 @@ CALLS: dict[str, dict[str, object]] = {
     "glob": {"pattern": "*.py"},
     "grep": {"pattern": "clamp"},
     "todo": {"items": [{"text": "fuse", "state": "open"}]},
-    "bash": {"command": "sleep 20", "background": True},
+    "bash": {"command": "sleep 300", "background": True},
     "bash_output": {"job": "bash-1", "wait": 0},
     "bash_kill": {"job": "bash-1"},
     "compile": {},

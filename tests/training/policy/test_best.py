@@ -150,7 +150,7 @@ def test_processes_of_torchrun_share_the_episodes(
     sets = [part for setting in SETTINGS for part in ("--set", setting)]
     done = subprocess.run(
         [str(a) for a in (*torchrun, *command, *options, *sets)],
-        capture_output=True, text=True, timeout=170,
+        capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     episodes = list(read_episodes(out / "episodes" / "00000.jsonl"))

@@ -133,7 +133,7 @@ def test_batch_waits_for_all_live_episodes() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=20)
+        thread.join(timeout=120)
     assert sizes == [5, 4]
     assert answers == {n: n for n in range(5)}
 
@@ -167,7 +167,7 @@ def test_unexpected_engine_error_reaches_all_waiting_episodes() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=20)
+        thread.join(timeout=120)
     assert sorted(said) == ["'a defect'", *["sampling failed: the batch was lost"] * 2]
 
 
