@@ -310,7 +310,7 @@ def _call_facts(shape: Shape, snapshot: Snapshot) -> dict[str, Any]:
     if (outcome := shape.outcome) is not None:
         call = outcome.spec | {"libraries": _libraries(snapshot, outcome.spec["kinds"])}
         changed = [shape.call.names[number] for number in outcome.in_place]
-        facts = {"call": call, "objects": [], "autocast": shape.autocast}
+        facts: dict[str, Any] = {"call": call, "objects": [], "autocast": shape.autocast}
         return facts | ({"in_place": changed} if changed else {})
     unknown = [shape.unrepeatable] if shape.unrepeatable else objects_of(shape.call, is_library)
     return {
