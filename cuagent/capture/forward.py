@@ -38,7 +38,8 @@ def _body(shape: Shape) -> list[str]:
     call = shape.call
     texts = [*call.positional, *call.named.values()]
     values = shape.outcome.values if shape.outcome is not None else None
-    lines = []
+    copied = shape.outcome.in_place if shape.outcome is not None else []
+    lines = [f"{call.names[number]} = {call.names[number]}.clone()" for number in copied]
     for number, text in enumerate(texts):
         name = f"argument_{number}"
         if any(re.search(rf"\b{name}\b", value) for value in values or ()):

@@ -41,7 +41,7 @@ def main(order_file: str) -> int:
         return _timed(order)
     recorder = Recorder(order["module"], order["calls"], order["quota"], order["stop"])
     recorder.install()
-    compiled = _without_compile()
+    compiled, processes = _without_compile(), _processes()
     started = time.perf_counter()
     pid = os.getpid()
     code, failure = _run(order["script"], order["arguments"])
@@ -58,6 +58,7 @@ def main(order_file: str) -> int:
         "compiled": compiled,
         "problem": recorder.problem,
         "under_capture": recorder.under_capture,
+        "processes": len(processes),
     }
     with contextlib.suppress(Exception):
         if torch.cuda.is_initialized():
@@ -140,7 +141,7 @@ def _listed(recorder: Recorder) -> list[dict[str, Any]]:
 def _run(script: str, arguments: list[str]) -> tuple[int, str]:
     """Run the script as `__main__`. Return (exit code, one line about its failure, or "")."""
     main_module = types.ModuleType("__main__")
-    main_module.__file__ = script
+    main_module.__file__ = str(Path(script).absolute())  # as Python does
     main_module.__builtins__ = __builtins__  # type: ignore[attr-defined]
     sys.modules["__main__"] = main_module
     sys.argv = [script, *arguments]
@@ -223,6 +224,22 @@ def _without_compile() -> list[str]:
         return model
 
     torch.compile = same
+    return seen
+
+
+def _processes() -> list[str]:
+    """Return a list to which the name of each process is added that the script starts with
+    `multiprocessing`."""
+    from multiprocessing.process import BaseProcess
+
+    seen: list[str] = []
+    original = BaseProcess.start
+
+    def start(self: BaseProcess) -> None:
+        seen.append(self.name)
+        original(self)
+
+    BaseProcess.start = start  # type: ignore[method-assign]
     return seen
 
 

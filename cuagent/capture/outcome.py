@@ -1,10 +1,11 @@
 """Describe the result of a recorded call and its changes to the objects in its arguments.
 
 A task's module is a function of tensors. So its forward returns the new tensors of the result and
-those that the call stored in objects (a cache); an exported package puts them back in place. This
-code runs in the user's process.
-Not covered: a call that changes the values of a tensor inside an object in place, and an object
-that the call replaced by another one of the same class with other references to it.
+those that the call stored in objects (a cache); an exported package puts them back in place. A
+tensor that the call changes in place is copied by the task, whose forward returns the changed copy;
+the package writes it into the user's tensor. This code runs in the user's process.
+Not covered: a tensor that is changed in place and shares memory with another argument, and an
+object that the call replaced by another one of the same class with other references to it.
 """
 
 from __future__ import annotations
@@ -29,22 +30,23 @@ class Outcome:
     """The result of a call and its effects, in the forms of `callspec`."""
 
     spec: Form
-    """The arguments and `kinds`; also `result` and `effects`, unless the call returns nothing but
-    tensors and changes no object."""
+    """The arguments and `kinds`; also `result`, `effects` and `copies`, unless the call returns
+    nothing but tensors and changes no argument."""
     values: tuple[str, ...] | None
-    """Expressions for the new tensors, of `result` and `argument_N`; None if the module's result is
-    the task's as it is."""
+    """Expressions for the new tensors, of `result`, `argument_N` and inputs; None if the module's
+    result is the task's as it is."""
+
+    @property
+    def in_place(self) -> list[int]:
+        """Numbers of the inputs that the call changes in place."""
+        return [number for number, _ in self.spec.get("copies", ())]
 
 
 def marks(call: Call) -> list[tuple[str, Tensor, object]]:
-    """Return (name, tensor, mark) of each tensor inside an object or a list; the mark changes if
-    the values do."""
-    bare = {*call.positional, *call.named.values()}
-    return [
-        (name, tensor, _mark(tensor))
-        for number, (name, tensor) in enumerate(zip(call.names, call.tensors, strict=True))
-        if PLACE.format(number) not in bare
-    ]
+    """Return (name, tensor, mark) of each tensor in the arguments; the mark changes if the values
+    do."""
+    pairs = zip(call.names, call.tensors, strict=True)
+    return [(name, tensor, _mark(tensor)) for name, tensor in pairs]
 
 
 def describe_outcome(
@@ -59,9 +61,10 @@ def describe_outcome(
     `before` are the `marks` from before the call; `arguments` those by position, then those by
     name. Raises Unsupported, ValueError or SyntaxError if a package could not repeat the call.
     """
-    for name, tensor, mark in before:
-        if _mark(tensor) != mark:
-            raise Unsupported(f"{name}, which is changed in place")
+    changed = [n for n, (_, tensor, mark) in enumerate(before) if _mark(tensor) != mark]
+    if changed and call.aliases:
+        name = before[changed[0]][0]
+        raise Unsupported(f"{name}, which is changed in place ({call.aliases[0]})")
     found: list[Tensor] = []
 
     def text(value: Tensor) -> str:
@@ -85,10 +88,14 @@ def describe_outcome(
         if (now := encode(value)) != then:
             changes = _changes(forms.read(then), forms.read(now), [])
             effects += [[number, *change] for change in changes]
-    if not effects and _holds_tensors_only(result, set()):
+    if not (effects or changed) and _holds_tensors_only(result, set()):
         return Outcome(spec | {"kinds": forms.kinds}, None), found
     extra = {"result": result, "effects": effects}
     places: dict[int, str] = {}
+    if changed:
+        extra["copies"] = [[number, len(found) + k] for k, number in enumerate(changed)]
+        places = {len(found) + k: call.names[number] for k, number in enumerate(changed)}
+        found += [call.tensors[number] for number in changed]
     _find("result", result, call.layer, places)
     for number, path, form in effects:
         _find(_expression(f"argument_{number}", path, call.layer), form, call.layer, places)

@@ -109,9 +109,21 @@ def require_capture(order: Order, answer: dict[str, Any]) -> None:
     there = any(order.module in (name, name.partition(".")[2]) for name in answer["known"])
     what = "exists, but was never called" if there else "was never called"
     hint = "" if there else hint
+    if not (there or near):
+        hint = in_processes(answer) or hint
     if threads := answer["elsewhere"]:
         hint = f"; {threads} module calls ran in other threads, which are not recorded"
     raise CaptureRefused(f"{order.module} {what} in {order.script.name}{hint}")
+
+
+def in_processes(answer: dict[str, Any]) -> str:
+    """Return a hint, with its separator, for a script that started processes; else ""."""
+    if not (count := answer["processes"]):
+        return ""
+    return (
+        f"; the script started {count} process{'es' * (count > 1)}, whose calls are not recorded: "
+        "run it as one process (for distributed training, with a world size of 1)"
+    )
 
 
 def check_folder(folder: Path, python: Sequence[str]) -> dict[str, Any]:
@@ -155,6 +167,11 @@ def notes(manifest: dict[str, Any]) -> list[str]:
         lines.append(
             f"a package keeps your module, because it cannot repeat its calls: {_some(objects)}; "
             "name a module inside"
+        )
+    if changed := manifest.get("in_place"):
+        lines.append(
+            f"changed in place: {_some(changed)}; the task copies them in each call and a package "
+            "writes the new values back, so only --time-script measures the gain"
         )
     if manifest["hooks"]:
         lines.append(f"hooks are not part of the task: {_some(manifest['hooks'])}")

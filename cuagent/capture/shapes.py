@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 LARGEST_MANIFEST = 64 << 20
 """Largest number of bytes of a manifest."""
 MOST_CALLS = 10**15
+LONGEST_DETAIL = 120
+"""Largest number of characters of a verdict's detail in the reason for a shape."""
 SHAPE_FILE = re.compile(r"[A-Za-z0-9_]+\.py")
 """Name of the file of a shape's task, in the folder of the captured task."""
 MOST_JUDGED = 8
@@ -219,7 +221,8 @@ def _result(file: str, calls: int, judgement: Judgement) -> ShapeResult:
     medians = {arm.name: arm.median for arm in timing.arms if not arm.failed} if timing else {}
     eager = medians.get(EAGER)
     if not judgement.verdict.accepted:
-        why = f"rejected: {judgement.verdict.reason}"
+        detail = " ".join(judgement.verdict.detail.split())[:LONGEST_DETAIL]
+        why = f"rejected: {judgement.verdict.reason}" + (f", {detail}" if detail else "")
         return ShapeResult(file, calls, covered=False, why=why, eager_s=eager)
     ratio = timing.ratios.get(EAGER) if timing is not None else None
     if ratio is None or CANDIDATE not in medians:

@@ -309,7 +309,9 @@ def _call_facts(shape: Shape, snapshot: Snapshot) -> dict[str, Any]:
     """
     if (outcome := shape.outcome) is not None:
         call = outcome.spec | {"libraries": _libraries(snapshot, outcome.spec["kinds"])}
-        return {"call": call, "objects": [], "autocast": shape.autocast}
+        changed = [shape.call.names[number] for number in outcome.in_place]
+        facts: dict[str, Any] = {"call": call, "objects": [], "autocast": shape.autocast}
+        return facts | ({"in_place": changed} if changed else {})
     unknown = [shape.unrepeatable] if shape.unrepeatable else objects_of(shape.call, is_library)
     return {
         "call": None,

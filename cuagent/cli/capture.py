@@ -196,14 +196,12 @@ def refuse_unwritable(folder: Path) -> None:
 
 def _list(order: Order, json: bool) -> Exit:
     from cuagent.capture.listing import rows, table
-    from cuagent.capture.run import run_script
+    from cuagent.capture.run import in_processes, run_script
 
     answer = run_script(order)
     if not answer["modules"]:
-        raise Refused(
-            f"{order.script}: no module was called"
-            + (f"; the script failed: {answer['failure']}" if answer["failure"] else "")
-        )
+        failed = f"; the script failed: {answer['failure']}" if answer["failure"] else ""
+        raise Refused(f"{order.script}: no module was called{failed or in_processes(answer)}")
     if json:
         print(json_module.dumps(answer | {"modules": rows(answer)}, indent=2))
     else:

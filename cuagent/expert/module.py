@@ -115,7 +115,8 @@ class _Module(Prepared):
         names = ", ".join(["self", *self._names(), *map(self._name, self.prepared_values)])
         body = [line.removeprefix("    ") for line in self._body()]
         return [
-            f"@torch.compile(dynamic=False, fullgraph=True{mode})",
+            # fullgraph=True would raise an error after 8 versions, as of many layers or shapes.
+            f"@torch.compile(dynamic=False{mode})",
             f"def _forward({names}):",
             *(f"    {line}" for line in body),
             "",

@@ -47,6 +47,8 @@ class CallForm:
         forms = (*self._positional, *(form for _, form in self._named))
         # True for the usual call: only distinct tensors, in the order of the task's inputs.
         self._plain = forms == tuple(("tensor", number) for number in range(self.count))
+        self._copies: tuple[tuple[int, int], ...] = ()
+        """(input, output) for each tensor that the module changes in place."""
         self.rebuilds = "result" in call
         """True if `result` makes the module's result; False if it is the kernel's."""
         if self.rebuilds:
@@ -55,6 +57,7 @@ class CallForm:
                 (number, tuple(map(tuple, path)), form_of(form, kinds))
                 for number, path, form in call["effects"]
             )
+            self._copies = tuple((number, new) for number, new in call.get("copies", ()))
 
     def inputs(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...] | None:
         """Return the tensors of a call in the task's order; None if the call has another form."""
@@ -89,6 +92,16 @@ class CallForm:
                     return None
         return tuple(found)
 
+    def saved(self, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the call's `inputs` for a call with gradients, whose backward pass needs them.
+
+        Those that `result` changes in place are copied.
+        """
+        if not self._copies:
+            return tensors
+        changed = [number for number, _ in self._copies]
+        return tuple([t.clone() if n in changed else t for n, t in enumerate(tensors)])
+
     def result(
         self,
         outputs: Sequence[Tensor],
@@ -107,6 +120,8 @@ class CallForm:
 
         values = Values(tensors, outputs, argument)
         made = [values.built(form) for _, _, form in self._effects]
+        for number, new in self._copies:
+            tensors[number].copy_(outputs[new])
         for (number, path, _), value in zip(self._effects, made, strict=True):
             change(argument(number), path, value, self.layer)
         return values.built(self._result)
@@ -117,9 +132,14 @@ class CallForm:
         args = tuple(values.built(form) for form in self._positional)
         return args, {name: values.built(form) for name, form in self._named}
 
-    def outputs(self, result: Any, args: tuple[Any, ...], named: dict[str, Any]) -> list[Tensor]:
-        """Return the new tensors of a call from its result and its changed arguments."""
-        found: dict[int, Any] = {}
+    def outputs(
+        self, result: Any, tensors: Sequence[Tensor], args: tuple[Any, ...], named: dict[str, Any]
+    ) -> list[Tensor]:
+        """Return the new tensors of a call from its result and its changed arguments.
+
+        `tensors` are the call's `inputs`.
+        """
+        found: dict[int, Any] = {new: tensors[number] for number, new in self._copies}
         outputs_in(result, self._result, found)
         for number, path, form in self._effects:
             target = self._argument(number, args, named)

@@ -45,7 +45,7 @@ def layer_difference(
                 dtype = None if autocast is None else getattr(torch, autocast)
                 with torch.autocast(device.type, dtype, enabled=dtype is not None):
                     result = kind.forward(module, *args, **named)
-                found = call.outputs(result, args, named)
+                found = call.outputs(result, inputs, args, named)
         except Exception as error:  # noqa: BLE001  the user's module may raise any type
             line = str(error).strip().partition("\n")[0] or type(error).__name__
             return f"layer {call.layer} cannot be compared with the verified one ({line[:120]})"

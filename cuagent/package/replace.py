@@ -139,10 +139,13 @@ def _replaced_class(original: Any) -> Any:
             if given is not None and at >= 0 and not replacement.trains[at]:
                 at = -1 if wants_gradients_in_graph(self, given) else at
             if at >= 0 and given is not None and not replacement.reason_in_graph():
-                operator = replacement.boundaries[at]
-                flat = _call_operator(self, given, replacement, operator)
-                if replacement.rebuilds and replacement.call is not None:
-                    return replacement.call.result(flat, given, args, named)
+                operator, call = replacement.boundaries[at], replacement.call
+                kept = given
+                if call is not None and torch.is_grad_enabled():
+                    kept = call.saved(given)
+                flat = _call_operator(self, kept, replacement, operator)
+                if replacement.rebuilds and call is not None:
+                    return call.result(flat, given, args, named)
                 return operator.outputs.result(flat)
             return original.forward(self, *args, **named)
         boundary = None if given is None else replacement.fitting(given)

@@ -296,7 +296,7 @@ class Replacement:
         assert self.call is not None
         tensors = boundary.nesting.tensors(given)
         if torch.is_grad_enabled() and self.wants_gradients(given):
-            flat = self._flat_with_gradients(given, boundary)
+            flat = self._flat_with_gradients(self.call.saved(given), boundary)
         else:
             out = self.run_without_gradients(given)
             flat = boundary.outputs.normalised(out, tensors, self.watch.tensors)

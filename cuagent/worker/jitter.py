@@ -18,6 +18,7 @@ import itertools
 import math
 import os
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 
 THREADS = (3, 2, 5, 7, 4)
 """Numbers of OpenMP threads, used in rotation."""
+COMPILED_THREADS = (7, 2)
+"""Numbers of OpenMP threads for code that torch.compile compiled. It compiles its code again for
+each number, also for inputs that require gradients, and fails after 8 versions. Seven is the
+number for which buffers of a fixed number of threads are too small."""
 NAMES = ("gomp", "libomp", "iomp")
 """Parts of the file names of OpenMP libraries."""
 SIGNAL = 44
@@ -58,6 +63,7 @@ class Jitter:
 
     def __init__(self) -> None:
         self._counts = itertools.cycle(THREADS)
+        self._compiled_counts, self._graphs = itertools.cycle(COMPILED_THREADS), _compiled_graphs()
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._libraries: list[ctypes.CDLL] | None = None
         self._loads: int | None = None
@@ -73,7 +79,9 @@ class Jitter:
     def interrupted(self) -> Iterator[None]:
         """Run the block with the next number of OpenMP threads while signals interrupt all other
         threads."""
-        with _threads(self._openmp(), next(self._counts)):
+        has_compiled = _compiled_graphs() > self._graphs
+        counts = self._compiled_counts if has_compiled else self._counts
+        with _threads(self._openmp(), next(counts)):
             if self._tgkill is None:
                 yield
                 return
@@ -145,6 +153,12 @@ class RepeatedCall:
             distance = max(map(_distance, self._reference[0], other[0]), default=0.0)
             if distance > self._distance:
                 self.output, self._distance = unflatten(*other), distance
+
+
+def _compiled_graphs() -> int:
+    """Return the number of graphs that torch.compile has compiled in this process."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])
 
 
 def _copies(output: Any) -> tuple[list[Tensor], dict[str, Any]] | None:

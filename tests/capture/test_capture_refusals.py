@@ -95,6 +95,23 @@ def test_unsupported_arguments(capture: Run, argument: str, named: str) -> None:
     assert named in refused(capture, script, "net")
 
 
+SPAWNS = """
+from torch import multiprocessing as mp
+
+def work(rank):
+    import torch
+    torch.nn.ReLU()(torch.ones(2))
+
+if __name__ == "__main__":
+    mp.spawn(work, nprocs=2)
+"""
+
+
+def test_calls_in_other_processes_are_named_as_the_reason(capture: Run) -> None:
+    line = refused(capture, SPAWNS, "model.layer")
+    assert "started 2 processes, whose calls are not recorded: run it as one process" in line
+
+
 def test_calls_in_other_threads_are_counted(capture: Run) -> None:
     script = SMALL + "import threading\n"
     script += "t = threading.Thread(target=net, args=(torch.ones(2, 8),))\nt.start()\nt.join()\n"

@@ -241,28 +241,6 @@ def test_outputs_and_dataclasses_keep_their_class_and_their_gradients(
     assert after[-1] != "ran 0"
 
 
-STATIC = """
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
-
-config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
-                     num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64)
-model = LlamaForCausalLM(config).eval()
-cache = StaticCache(config, max_cache_len=16)
-with torch.no_grad():
-    for _ in range(4):
-        model(torch.randint(3, 64, (2, 1)), cache=cache)
-"""
-
-
-@pytest.mark.slow
-def test_a_cache_that_is_written_in_place_stays_with_the_module(capture: Run) -> None:
-    done = capture(STATIC, "model.model.layers.0")
-    assert done.manifest["call"] is None
-    assert done.manifest["objects"] == ["cache, which is changed in place"]
-    assert "keeps your module" in done.text
-
-
 REGISTRY = """
 import torch
 from torch import nn

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,14 @@ from scripts import BUSY, DECODER, TRAINING, Run
 
 from cuagent.attempt import freeze
 from cuagent.capture.run import Order
-from cuagent.capture.shapes import ShapeResult, ShapesResult, judge_shapes, lines, manifest_of
+from cuagent.capture.shapes import (
+    ShapeResult,
+    ShapesResult,
+    _result,
+    judge_shapes,
+    lines,
+    manifest_of,
+)
 from cuagent.capture.swap import ScriptTiming, SwapRefused, time_swapped
 from cuagent.cli.capture import captured
 from cuagent.cli.exits import Refused
@@ -59,6 +67,12 @@ def test_the_weighted_mean_counts_calls_times_seconds_and_the_original_where_it_
     assert text[1] == "     5 calls  shape_2.py: original module (rejected: wrong_values)"
     assert "worst shape: 1.00x (shape_2.py)" in text[3]
     assert "took 50% of the script's steps, so they should become" in text[4]
+
+
+def test_the_reason_for_an_unused_shape_has_the_detail_of_the_verdict() -> None:
+    verdict = SimpleNamespace(accepted=False, reason="raised an exception", detail="a.py:3:\n x")
+    judgement: Any = SimpleNamespace(verdict=verdict, timing=None)
+    assert _result("shape_2.py", 3, judgement).why == "rejected: raised an exception, a.py:3: x"
 
 
 def test_no_gain_of_the_script_follows_from_the_share_of_a_forward() -> None:

@@ -66,6 +66,21 @@ def test_result_and_arguments_get_the_new_tensors(by_name: bool) -> None:
     assert box.kept is changed
 
 
+def test_a_tensor_that_is_changed_in_place_keeps_its_identity() -> None:
+    form = CallForm(CALL | {"effects": [], "copies": [[1, 1]]}, forward, KINDS)
+    box = Box(torch.zeros(3), 2.0)
+    kept, named = box.kept, {"box": box}
+    given = form.inputs((X,), named)
+    assert given is not None
+    saved = form.saved(given)
+    form.result([X, torch.ones(3)], given, (X,), named)
+    assert box.kept is kept
+    assert kept.tolist() == [1, 1, 1]
+    assert saved[0] is X
+    assert saved[1].tolist() == [0, 0, 0]
+    assert form.outputs((X, box, None, X), given, (X,), named)[1] is kept
+
+
 def altered(**changes: Any) -> Box:
     box = Box(KEPT, 2.0)
     box.__dict__.update(changes)
@@ -96,7 +111,7 @@ def test_a_module_uses_its_own_layer_of_a_cache() -> None:
     assert args[0] is X
     assert made["box"].layers[0] is None
     assert made["box"].layers[1].kept is KEPT
-    assert form.outputs((X, made["box"], None, X), args, made) == [X, KEPT]
+    assert form.outputs((X, made["box"], None, X), [X, KEPT], args, made) == [X, KEPT]
 
 
 def test_a_list_that_grows_keeps_its_identity() -> None:

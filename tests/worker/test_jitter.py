@@ -70,3 +70,23 @@ def test_a_thread_that_starts_during_a_call_is_interrupted(jitter: Jitter) -> No
         thread.start()
         thread.join(60)  # usually below 0.1 s
     assert ends == [-1], "usleep was not interrupted"
+
+
+def test_compiled_code_is_not_compiled_for_every_number_of_threads(jitter: Jitter) -> None:
+    """torch.compile gives up after 8 versions; a training step has inputs of two kinds."""
+    import torch
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    torch._dynamo.reset()
+    doubled(torch.ones(2))
+    used = set()
+    for number in range(12):
+        x = torch.ones(2, requires_grad=number % 2 == 1)
+        with jitter.interrupted():
+            assert doubled(x).sum() == 4
+            used.add(torch.get_num_threads())
+        doubled(x)
+    assert len(used) == 2
