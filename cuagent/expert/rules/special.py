@@ -1,6 +1,7 @@
 """Lower tests for NaN and infinity, functions of two tensors with special cases, and remainders.
 
-Not covered: remainders of divisors that are not powers of two, whose quotient float32 rounds.
+Not covered: floating-point quotients, rounded down, of divisors that are not powers of two; on a
+GPU also their remainders.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from cuagent.expert.graph.lowering import (
     operand,
     operator_name,
     rule,
+    value_of,
 )
 
 LARGEST = {"float32": 3.4028234663852886e38, "bfloat16": 3.3895313892515355e38, "float16": 65504.0}
@@ -28,6 +30,9 @@ def _may_overflow(low: Lowering, arg: Any, x: str) -> bool:
     finite.
     """
     return dtype_of(arg) == "float16" and low.by_name[x].kind not in (Kind.INPUT, Kind.PARAMETER)
+
+
+from cuagent.expert.rules.integers import by_number, is_integer
 
 
 @rule("isnan", "isinf", "isfinite")
@@ -97,12 +102,22 @@ def of_two(low: Lowering, fx: Any) -> str | None:
 
 
 @rule("remainder", "floor_divide")
-def by_power_of_two(low: Lowering, fx: Any) -> str | None:
-    """Lower the quotient by a power of two, rounded down, and the remainder; both are exact."""
+def quotient(low: Lowering, fx: Any) -> str | None:
+    """Lower quotients rounded down, and remainders, which are exact.
+
+    Floating-point quotients are lowered for powers of two only; on a GPU remainders too.
+    """
+    if is_integer(fx):
+        return by_number(low, fx)
     x, divisor = operand(low, fx.args[0]), operand(low, fx.args[1])
     # A half type rounds the argument first, perhaps across a multiple.
-    if not isinstance(x, str) or dtype_of(fx) != "float32" or not _is_power_of_two(divisor):
+    if not isinstance(x, str) or dtype_of(fx) != "float32":
         return None
+    if not _is_power_of_two(divisor):
+        on_cpu = value_of(fx).device.type == "cpu" and operator_name(fx) == "remainder"
+        whole = isinstance(divisor, str) and low.by_name[divisor].dtype != "float32"
+        fits = on_cpu and divisor is not None and not whole and floating(fx.args[0])
+        return low.pointwise("remainder", x, divisor, hint="") if fits else None  # type: ignore[arg-type]
     assert not isinstance(divisor, str)
     assert divisor is not None
     p = low.pointwise
