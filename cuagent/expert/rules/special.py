@@ -20,6 +20,7 @@ from cuagent.expert.graph.lowering import (
     rule,
     value_of,
 )
+from cuagent.expert.rules.integers import by_number, is_integer
 
 LARGEST = {"float32": 3.4028234663852886e38, "bfloat16": 3.3895313892515355e38, "float16": 65504.0}
 """Largest finite value of each dtype."""
@@ -30,9 +31,6 @@ def _may_overflow(low: Lowering, arg: Any, x: str) -> bool:
     finite.
     """
     return dtype_of(arg) == "float16" and low.by_name[x].kind not in (Kind.INPUT, Kind.PARAMETER)
-
-
-from cuagent.expert.rules.integers import by_number, is_integer
 
 
 @rule("isnan", "isinf", "isfinite")
