@@ -15,6 +15,7 @@ from cuagent.expert.graph.lowering import (
     operator_name,
     rule,
     target_of,
+    value_of,
 )
 from cuagent.expert.rules.views import narrowed, viewed
 
@@ -46,10 +47,12 @@ def _sum_of_stack(low: Lowering, fx: Any, dims: Sequence[int] | int) -> str | No
     """Add the sum of stacked parts along at least the stacked dimension, without the stack; return
     its name.
 
-    None if other operators read the stack, or if the argument is none. The terms are added in
-    pairs.
+    None on a GPU, where a kernel reads few tensors, if other operators read the stack, or if the
+    argument is none. The terms are added in pairs.
     """
     stack = fx.args[0]
+    if value_of(fx).device.type != "cpu":
+        return None
     if target_of(stack) != "stack" or len(stack.users) > 1 or dtype_of(stack) != "float32":
         return None
     parts = [operand(low, part) for part in stack.args[0]]

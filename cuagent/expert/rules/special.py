@@ -113,9 +113,11 @@ def quotient(low: Lowering, fx: Any) -> str | None:
         return None
     if not _is_power_of_two(divisor):
         on_cpu = value_of(fx).device.type == "cpu" and operator_name(fx) == "remainder"
-        whole = isinstance(divisor, str) and low.by_name[divisor].dtype != "float32"
-        fits = on_cpu and divisor is not None and not whole and floating(fx.args[0])
-        return low.pointwise("remainder", x, divisor, hint="") if fits else None  # type: ignore[arg-type]
+        if not on_cpu or divisor is None or not floating(fx.args[0]):
+            return None
+        if isinstance(divisor, str) and low.by_name[divisor].dtype != "float32":
+            return None
+        return low.pointwise("remainder", x, divisor, hint="")
     assert not isinstance(divisor, str)
     assert divisor is not None
     p = low.pointwise
