@@ -52,13 +52,13 @@ def get_init_inputs(): return []
 
 ARITHMETIC = {
     "a hash": "return (i * 31 + i[:, :1] * 7 + 1) % 4096, (i * 2654435761) ^ 5",
-    "quotients of negative numbers": "return i // 10, i % 10, i // 8, i % 8, 5 - i",
+    "quotients of negative numbers": "return (i // 10) * (i % 10) - i // 8, 5 - i % 8",
     "a choice": "return torch.where(i > 3, i * 2, -7), i.masked_fill(i < 0, -100).clamp(max=50)",
     "requantisation": "return ((n * 12345 + 16384) >> 15).clamp(-100, 100).to(torch.int8)",
     "bits": "return (n & 255) | (n << 3), n ^ 12",
     "a mask as numbers": "m = i > 3; return m.long() + i, (m.to(torch.int32) - 3) * n[:24, None]",
-    "bytes that wrap around": "return b + 200, b * b",
-    "indices of a lookup": "return x[(i * 7 + 3) % 24].exp() * 2, (i % 24 + 1) * 2",
+    "bytes that wrap around": "return (b + 200) * b - 9",
+    "indices of a lookup": "return x[(i * 7 + 3) % 24] * 2 + 1, (i % 24 + 1) * 2",
 }  # fmt: skip
 INTEGERS = """
 import torch

@@ -29,6 +29,11 @@ MOST_TOP = 8
 """Largest k of a topk that is lowered to one kernel, which reads a row again for each of the k
 results."""
 
+LEAST_RATIO = 64
+"""Least number of elements of a row for each selected one in a selection.
+
+torch then sorts partially, and a kernel that does the same selects the same of equal elements.
+"""
 MOST_READS = {"cpu": 1 << 13, "cuda": 1 << 27}
 """Largest product of k and the row length for which a topk is lowered, by device. torch's topk
 reads a row once, the generated kernel 2 k times."""
@@ -78,7 +83,8 @@ def topk(low: Lowering, fx: Any) -> str | None:
     device, largest = fx.args[0].meta["val"].device.type, bool(argument(fx, 3, "largest", True))
     if k > MOST_TOP or k * shape[dim] > MOST_READS.get(device, MAX_INDEX):
         selects = device == "cpu" and dim == len(shape) - 1 and argument(fx, 4, "sorted", True)
-        return _selection(low, fx, x, k, largest) if selects and 2 * k <= shape[dim] else None
+        fits = selects and k * LEAST_RATIO <= shape[dim]
+        return _selection(low, fx, x, k, largest) if fits else None
     place = tuple(n if d == dim else 1 for d, n in enumerate(shape))
     index = low.add(Node(low.unique_name("index"), Kind.INDEX, "index", (), place, dims=(dim,)))
     values, places, taken = [], [], ""

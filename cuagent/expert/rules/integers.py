@@ -21,6 +21,8 @@ from cuagent.expert.graph.lowering import (
 
 WIDTH = {"int64": 64, "int32": 32, "uint8": 8, "int8": 8}
 """Bits of each integer dtype."""
+LEAST = {"int64": -(1 << 63), "int32": -(1 << 31), "uint8": 0, "int8": -128}
+"""Least number of each integer dtype."""
 LEFT = ("__lshift__", "bitwise_left_shift")
 
 
@@ -45,9 +47,9 @@ def _as(low: Lowering, value: Any, dtype: str) -> Operand | None:
     """Return an operand in the dtype of the result; None if it is no integer."""
     found = operand(low, value)
     if not isinstance(found, str):
-        bits = WIDTH.get(dtype, 0)
-        fits = isinstance(found, int) and -(1 << (bits - 1)) <= found < 1 << (bits - 1)
-        return found if fits else None
+        if not isinstance(found, int) or dtype not in WIDTH:
+            return None
+        return found if 0 <= found - LEAST[dtype] < 1 << WIDTH[dtype] else None
     own = low.by_name[found].dtype
     if own == dtype:
         return found

@@ -1,10 +1,10 @@
 """Generate C++ kernels of selections (topk) for the CPU.
 
-A row is read once, in chunks that are in the cache. An element becomes a 64-bit key: the upper half
-orders the values, the lower half puts the smaller index first among equal values. Keys that exceed
-a threshold are collected; when the collection is full, its k largest keys remain, and the smallest
-of them is the new threshold. So the work does not depend on the order of the elements by more than
-a constant factor. NaN counts as the largest value, as in torch.
+A row is read once, in chunks that are in the cache. The selected elements are in a heap; vectors
+compare the next elements with its worst one, and most runs of elements have none that is better.
+The heap is the one of `std::partial_sort`, which torch uses where the row has at least 64 elements
+for each selected one, so that the same of several equal elements are selected, in the same order.
+NaN counts as the largest value.
 """
 
 from __future__ import annotations
@@ -22,20 +22,19 @@ CHUNK = 1024
 """Largest number of elements of a row that are computed before they are compared."""
 RUN = 64
 """Number of elements that are compared with the threshold by vectors before single ones are."""
-LEAST_SLOTS = 64
-"""Least number of keys that are collected in addition to the k largest ones."""
 PARALLEL_ELEMENTS = 1 << 14
 """Number of elements below which a parallel region costs more than it saves."""
 
-KEY = """\
-// The order of the results is that of the integers, and -0 equals 0.
-static inline __attribute__((always_inline)) int32_t ordered(float x) {
-  const int32_t bits = as_bits(x + 0.f);
-  return x != x ? INT32_MAX : bits ^ ((bits >> 31) & INT32_MAX);
+BETTER = {
+    "largest": "(a.first != a.first && b.first == b.first) || a.first > b.first",
+    "smallest": "(a.first == a.first && b.first != b.first) || a.first < b.first",
 }
-static inline float unordered(int32_t key) {
-  return key == INT32_MAX ? NAN : as_float(key ^ ((key >> 31) & INT32_MAX));
-}"""
+"""C++ expression that is true if element a comes before element b, as in torch."""
+MAYBE_BETTER = {
+    "largest": "(part[j - begin] > worst) | (part[j - begin] != part[j - begin])",
+    "smallest": "(part[j - begin] < worst) | (worst != worst)",
+}
+"""C++ expression that is true if an element may come before one with the value `worst`."""
 
 
 def generate(request: Request) -> KernelCall:
@@ -60,10 +59,12 @@ class _Selection:
         w(f"// The {self.anchor.op} {self.count} of {self.length} elements in each of {rows} rows.")
         w('#include "pointwise.h"')
         w("#include <algorithm>")
-        w("#include <functional>")
+        w("#include <utility>")
         w()
-        for line in KEY.splitlines():
-            w(line)
+        w("typedef std::pair<float, int64_t> Element;")
+        w.open("static inline bool is_better(const Element& a, const Element& b)")
+        w(f"return {BETTER[self.anchor.op]};")
+        w.close()
         w()
         w.open(f'extern "C" void {self.request.name}({", ".join(self.values.parameters())})')
         if rows > 1 and rows * self.length > PARALLEL_ELEMENTS:
@@ -84,54 +85,46 @@ class _Selection:
             self.w(f"const long i{k} = {place} % {extent};")
 
     def _collect(self) -> None:
-        w, chunk = self.w, min(CHUNK, -(-self.length // RUN) * RUN)
-        slots = max(2 * self.count, self.count + LEAST_SLOTS) + RUN
-        w(f"int64_t keys[{slots}];")
+        w, count, chunk = self.w, self.count, min(CHUNK, -(-self.length // RUN) * RUN)
+        w(f"Element heap[{count + 1}];")
         w("long held = 0;")
-        w("int32_t least = INT32_MIN;")
-        w(f"alignas(64) int32_t part[{chunk}];")
+        w(f"alignas(64) float part[{chunk}];")
         w.open(f"for (long begin = 0; begin < {self.length}; begin += {chunk})")
         w(f"const long end = begin + {chunk} < {self.length} ? begin + {chunk} : {self.length};")
         w.pragma("omp simd")
         w.open("for (long j = begin; j < end; ++j)")
         index = (*(f"i{k}" for k in range(len(self.shape) - 1)), "j")
         self.values.fresh()
-        value = self.values.at(self.anchor.args[0], index)
-        sign = "" if self.anchor.op == "largest" else "~"
-        w(f"part[j - begin] = {sign}ordered({value});")
+        w(f"part[j - begin] = {self.values.at(self.anchor.args[0], index)};")
         w.close()
         w.open(f"for (long first = begin; first < end; first += {RUN})")
         w(f"const long last = first + {RUN} < end ? first + {RUN} : end;")
+        w.open(f"if (held == {count})")
+        w("const float worst = heap[0].first;")
         w("int some = 0;")
         w.pragma("omp simd reduction(|:some)")
-        w("for (long j = first; j < last; ++j) some |= part[j - begin] > least;")
-        w(f"if (!some && held >= {self.count}) continue;")
-        w.open("for (long j = first; j < last; ++j)")
-        # The lower half of the key is larger for smaller indices.
-        key = f"(static_cast<int64_t>(part[j - begin]) << 32) | ({self.length - 1} - j)"
-        w(f"keys[held] = {key};")
-        w(f"held += part[j - begin] > least || held < {self.count};")
+        w("for (long j = first; j < last; ++j)")
+        w(f"  some |= {MAYBE_BETTER[self.anchor.op]};")
+        w("if (!some) continue;")
         w.close()
-        w(f"if (held <= {slots - RUN}) continue;")
-        self._select("std::nth_element", f"keys + {self.count - 1}, ")
-        w(f"held = {self.count};")
-        w(f"least = keys[{self.count - 1}] >> 32;")
-        w.close(2)
-
-    def _select(self, function: str, middle: str = "") -> None:
-        self.w(f"{function}(keys, {middle}keys + held, std::greater<int64_t>());")
+        w.open("for (long j = first; j < last; ++j)")
+        w("const Element next(part[j - begin], j);")
+        w.open(f"if (held < {count})")
+        w("heap[held++] = next;")
+        w(f"if (held == {count}) std::make_heap(heap, heap + {count}, is_better);")
+        w.close()
+        w.open("else if (is_better(next, heap[0]))")
+        w(f"heap[{count}] = next;")
+        w(f"std::pop_heap(heap, heap + {count + 1}, is_better);")
+        w.close(4)
 
     def _store(self) -> None:
         w, count, group = self.w, self.count, self.request.group
-        self._select("std::partial_sort", f"keys + {count}, ")
+        w(f"std::sort_heap(heap, heap + {count}, is_better);")
         w.open(f"for (long k = 0; k < {count}; ++k)")
         for name in group.outputs:
             node = self.request.graph.node(name)
-            sign = "" if self.anchor.op == "largest" else "~"
-            if node.op == PLACES:
-                value = f"{self.length - 1} - (keys[k] & INT32_MAX)"
-            else:
-                key = "static_cast<int32_t>(keys[k] >> 32)"
-                value = narrowed(f"unordered({sign}{key})", node.dtype)
+            member = "second" if node.op == PLACES else "first"
+            value = narrowed(f"heap[k].{member}", node.dtype)
             w(f"{identifier(name)}_out[row * {count} + k] = {value};")
         w.close()
