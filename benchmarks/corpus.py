@@ -124,7 +124,9 @@ def _options() -> argparse.Namespace:
         default="own",
         help="judge each candidate on its own device, or all without a C++ kernel on the GPU",
     )
-    parser.add_argument("--precision", choices=("match", "fp32"), default="match")
+    parser.add_argument(
+        "--precision", choices=("match", "fp32", "tf32", "bf16", "fp16"), default="match"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="number of processes that judge")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="time limit")
     return parser.parse_args()

@@ -11,7 +11,7 @@ contradicts itself withdraws the acceptance.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -151,14 +151,14 @@ class LocalJudge:
         with self._timer.opening() as give_way:
             self._timer.prewarm(None, self._ladder.baselines(), give_way)()
 
-    def prepare_ladder(self) -> None:
-        """Compile and open the rungs that are measured first.
+    def prepare_ladder(self, compiled: Collection[str] = ()) -> None:
+        """Compile and open the rungs that are measured first; `compiled` ones only open.
 
         Does nothing on a device that no other judge uses: there `measure_ladder` compiles them.
         """
         if self._ladder.found is None and self.device_lock.lock is not None:
             self.emit(Phase("compiling the rungs"))
-            names = self._ladder.compile_first_rungs()
+            names = self._ladder.compile_first_rungs(compiled)
             self.emit(Phase("opening the rungs"))
             with self._timer.opening() as give_way:
                 self._timer.prewarm(None, names, give_way)()

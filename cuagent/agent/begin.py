@@ -92,11 +92,13 @@ def resume_run(
     budget: Budget | None = None,
     tools: Sequence[ToolSpec] = (),
     emit: Emit = ignore,
+    config: Any = None,
     project: Path = Path(),
 ) -> Run:
     """Restore a run from its log: conversation, attempts, costs and times, and its last stop.
 
-    `budget` is for the whole run, including all earlier work. Raises RecordError.
+    `budget` is for the whole run, including all earlier work. `config` are the settings of the
+    command, for the log. Raises RecordError.
     """
     log = RunLog(folder)
     try:
@@ -108,7 +110,7 @@ def resume_run(
         run.context_tokens = tokens_of(run.messages)
         _recall(run, records)
         run.stop = Stop(end["stop"]) if (end := end_record(records)) else None
-        log.write("resume", model=model, budget=run.budget)
+        log.write("resume", model=model, budget=run.budget, config=config)
         _prepare(run, trusted=log.is_made_here)
         _open(run, project)
         run.close_calls(INTERRUPTED)
@@ -180,8 +182,7 @@ def _recall(run: Run, records: Sequence[Record]) -> None:
 def _recall_call(run: Run, record: Record) -> None:
     run.steps += "purpose" not in record
     run.usage += Usage(**record["usage"])
-    cost = record["cost"]
-    run.cost = None if run.cost is None or cost is None else run.cost + cost
+    run.add_cost(record["cost"])
 
 
 def _recall_judgement(run: Run, record: Record, texts: Mapping[int, Record]) -> None:

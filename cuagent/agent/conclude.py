@@ -53,12 +53,22 @@ def conclude(run: Run, emit: Emit) -> None:
         emit(Notice(run.error, "error"))
     if shown not in UNSETTLED:
         _settle(run, emit)
+        _note_unpriced(run)
     result = run.result
     if run.stop is Stop.NO_GAIN and result is not None and result.judgement.is_faster:
         run.stop = Stop.SUBMITTED
     summary = summarize(run)
     run.end(summary, reward_of(run))
     emit(RunEnded(shown, result.judgement if result else None, summary, run.ladder))
+
+
+def _note_unpriced(run: Run) -> None:
+    """Tell the user that calls without a known price did not count towards the cost limit."""
+    limit, unpriced = run.budget.cost, run.unpriced_calls
+    if limit is not None and unpriced:
+        calls = "1 call" if unpriced == 1 else f"{unpriced} calls"
+        text = f"the cost limit of ${limit:g} did not count {calls} without a known price"
+        run.notice(text, "warning")
 
 
 def reward_of(run: Run) -> int | None:

@@ -49,7 +49,7 @@ def limits(run: Run, model: Model) -> Stop | str | None:
     budget = run.budget
     if budget.steps is not None and run.steps >= budget.steps:
         return Stop.STEP_LIMIT
-    if budget.cost is not None and run.cost is not None and run.cost >= budget.cost:
+    if budget.cost is not None and run.known_cost >= budget.cost:
         return Stop.COST_LIMIT
     if budget.seconds is not None and run.seconds >= budget.seconds:
         return Stop.TIME_LIMIT

@@ -104,8 +104,10 @@ class Run:
     """Message of the error with which the provider or the judge failed; "" if neither did."""
     steps: int = 0
     usage: Usage = field(default_factory=Usage)
-    cost: float | None = 0.0
-    """Cost of the run in US dollars; None after a call without a known price."""
+    known_cost: float = 0.0
+    """Cost in US dollars of the calls whose price is known; the cost limit counts these."""
+    unpriced_calls: int = 0
+    """Number of calls of models without a known price."""
     device_seconds: float = 0.0
     """Seconds in which the judge used the device."""
     started: float | None = field(default_factory=time.monotonic)
@@ -147,6 +149,11 @@ class Run:
         """Seconds that the run has worked, without waiting for the user."""
         now = time.monotonic()
         return self.earlier_seconds + (0.0 if self.started is None else now - self.started)
+
+    @property
+    def cost(self) -> float | None:
+        """Cost of the run in US dollars; None if the price of a call is unknown."""
+        return None if self.unpriced_calls else self.known_cost
 
     @property
     def best(self) -> Tried | None:
@@ -236,14 +243,14 @@ class Run:
     ) -> str:
         """Record usage, cost and time of a query of the model; return the log record's id.
 
-        The first query without a known price ends the cost limit; a notice says so.
+        Queries without a known price do not count towards the cost limit; a notice says so at the
+        first one.
         """
         self.usage += reply.usage
-        if self.cost is not None:
-            self.cost = None if reply.cost is None else self.cost + reply.cost
-            if self.cost is None and self.budget.cost is not None:
-                text = f"no price is known for {model}: the cost limit does not apply"
-                self.notice(text, "warning")
+        self.add_cost(reply.cost)
+        if reply.cost is None and self.unpriced_calls == 1 and self.budget.cost is not None:
+            text = f"no price is known for {model}: the cost limit does not apply to its calls"
+            self.notice(text, "warning")
         return self.log.write(
             "call",
             parent=self.log.head,
@@ -256,6 +263,13 @@ class Run:
             tokens=reply.tokens,
             **more,
         )
+
+    def add_cost(self, cost: float | None) -> None:
+        """Count the cost of one query in US dollars; None if its price is unknown."""
+        if cost is None:
+            self.unpriced_calls += 1
+        else:
+            self.known_cost += cost
 
     def close_calls(self, why: str) -> None:
         """Add a result with the text `why` for every tool call that has no result."""

@@ -36,7 +36,7 @@ HINTS = {
     Reason.LESS_PRECISE: "sum in fp32 (or wider), in more than one accumulator or pairwise.",
     Reason.NOT_WRITTEN: "a part of the output is never written: check the grid and the tail.",
     Reason.WROTE_OUTSIDE: "check the bounds of every store.",
-    Reason.CHANGED_INPUT: "write to a new tensor, never into an argument.",
+    Reason.CHANGED_INPUT: "write to a new tensor, never into an argument or a weight.",
     Reason.NOT_DETERMINISTIC: "look for a race, or a read of uninitialized memory.",
     Reason.MEMORY_FAULT: "check indices, barriers, locks of shared sums, uninitialized reads.",
     Reason.WRONG_WHILE_TIMED: "each call must compute its own answer: keep no state between calls.",

@@ -1,26 +1,18 @@
-"""Divide a GPU's memory among the running problems: a problem starts when the memory that it claims
-is free.
+"""Estimate the GPU memory that a problem needs, which it claims before it starts
+(`memory_queue.py`).
 
 The size of one call is found without allocation, by running the reference on fake tensors in a
-trusted child process. Problems wait in a queue, so small ones cannot delay a large one forever.
-Not covered: memory of other programs, and memory that a candidate allocates beyond its claim; a
-problem that fails for lack of memory runs again alone (`scheduler.py`).
-
-Invariant: a claim on memory ends when its process ends, also after a crash.
+trusted child process. Not covered: memory of other programs, and memory that a candidate allocates
+beyond its claim; a problem that fails for lack of memory runs again alone (`scheduler.py`).
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import select
 import shutil
 import socket
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -54,7 +46,6 @@ USABLE = 0.95
 """Largest share of a GPU's memory that all claims together may reach."""
 UNKNOWN_PART = 1 / 3
 """Share of the memory that a problem of unknown size claims."""
-POLL_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -76,16 +67,25 @@ class Size:
 
         If one call takes more than `SHARE` of the memory, the plan for large tasks applies.
         """
-        most = int(USABLE * self.total)
         if self.call is None:
             return int(UNKNOWN_PART * self.total)
-        calls = LEAN_CALLS_HELD if self.call > SHARE * self.total else CALLS_HELD
-        return min(most, CONTEXTS + calls * self.call + RUNS_HELD * self.between)
+        calls = LEAN_CALLS_HELD if self.is_large else CALLS_HELD
+        return min(self.usable, CONTEXTS + calls * self.call + RUNS_HELD * self.between)
+
+    @property
+    def is_large(self) -> bool:
+        """Return True if the memory may not suffice for processes that could also start later."""
+        return self.call is None or self.call > SHARE * self.total > 0
+
+    @property
+    def usable(self) -> int:
+        """Return the bytes that all claims together may reach."""
+        return int(USABLE * self.total)
 
     @property
     def takes_most(self) -> bool:
         """Return True if the claim leaves less than half of the usable memory to other problems."""
-        return self.claim > USABLE * self.total / 2
+        return self.claim > self.usable / 2
 
 
 def size_of(task: Task, fork_server: ForkServer) -> Size:
@@ -102,50 +102,6 @@ def size_of(task: Task, fork_server: ForkServer) -> Size:
     if received is None:
         raise TaskError(f"{task.path}: the size of a call was not found in {SIZE_S:.0f} s")
     return Size(**received[0])
-
-
-@contextmanager
-def claimed(folder: Path, size: Size) -> Iterator[None]:
-    """Wait until the problem's claim fits into the free GPU memory, and reserve it inside this
-    context.
-
-    `folder`: folder with the claim files of all problems on this GPU.
-    """
-    folder.mkdir(mode=0o700, exist_ok=True)
-    own = folder / f"{os.getpid()}.claim"
-    with own.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        with (folder / "queue").open("a") as queue:
-            fcntl.flock(queue, fcntl.LOCK_EX)
-            most = USABLE * size.total
-            while (others := _claims_of_others(folder, own)) and others + size.claim > most:
-                time.sleep(POLL_S)
-            held.write(str(size.claim))
-            held.flush()
-        try:
-            yield
-        finally:
-            own.unlink(missing_ok=True)
-
-
-def _claims_of_others(folder: Path, own: Path) -> int:
-    """Return the total bytes claimed by other living processes; delete the claim files of dead
-    ones."""
-    claims = 0
-    for path in folder.glob("*.claim"):
-        if path == own:
-            continue
-        try:
-            with path.open() as claim:
-                try:
-                    fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    claims += int(claim.read() or 0)
-                else:
-                    path.unlink(missing_ok=True)
-        except FileNotFoundError:
-            continue
-    return claims
 
 
 def serve(channel: socket.socket, folder: Path) -> None:

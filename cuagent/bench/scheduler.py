@@ -34,8 +34,9 @@ JOBS_PER_GPU = 4
 """Default number of problems that run at the same time on one GPU, if there are enough CPU
 cores.
 
-Eight did not help on H200s: a problem took some 75 s of a GPU, and 34 to 80 s with four (other
-problems), because each timing waits until all others give way.
+Whether eight are better on an H200 is not known: in four minutes, more than half of eight did not
+end. A model of the lock predicts up to 40 % less time for each problem, without the driver's costs
+(benchmarks/bench_flow_model.py).
 """
 CORES_PER_JOB = 4
 """Number of CPU cores that a problem on a GPU uses for compilers."""

@@ -21,7 +21,8 @@ from cuagent.agent import HOOKS, TOOLS, Budget, Run, Stop, run_agent, start_at_l
 from cuagent.agent.conclude import summarize
 from cuagent.bench.certificates import Certification, certify
 from cuagent.bench.figures import arithmetic_seconds, figures
-from cuagent.bench.memory import claimed, size_of
+from cuagent.bench.memory import size_of
+from cuagent.bench.memory_queue import claimed
 from cuagent.bench.order import DEFERRED, Order, Rules
 from cuagent.bench.record_form import FREE, KERNEL
 from cuagent.bench.results import FORMAT, INTERNAL, Record, tool_version
@@ -31,6 +32,7 @@ from cuagent.events import Emit, Judged, LadderMeasured, Notice, Phase
 from cuagent.judge import LocalJudge
 from cuagent.judgement import Result, result_of
 from cuagent.measure.ladder import NO_ROOM
+from cuagent.measure.rung_compiler import EarlyCompilation
 from cuagent.models import ModelError, endpoints_of, make_model, prices_of
 from cuagent.models.expert import ExpertModel
 from cuagent.record import RecordError
@@ -177,7 +179,9 @@ def _solved(
     emit = _reporter(report)
     with (
         _started(task) if given is None else nullcontext(given) as fork_server,
-        _memory(order, task, fork_server, lock, emit),
+        _memory(order, task, fork_server, lock, emit) as is_large,
+        # While the GPU certifies and opens the task, the processors are free.
+        nullcontext() if is_large else EarlyCompilation(task, fork_server, lock) as compilation,
     ):
         emit(Phase("certifying"))
         with lock.durations.of(Stage.CERTIFYING), lock.shared() as give_way:
@@ -198,7 +202,7 @@ def _solved(
             admission = judge.admission()
             if not admission.certifiable:
                 return Status("not certifiable", admission.refusal)
-            judge.prepare_ladder()
+            judge.prepare_ladder(() if compilation is None else compilation.done())
             return _optimized(order, task, judge, emit, found, certification)
 
 
@@ -210,11 +214,13 @@ def _started(task: Task) -> ForkServer:
 @contextmanager
 def _memory(
     order: Order, task: Task, fork_server: ForkServer, lock: DeviceLock, emit: Emit
-) -> Iterator[None]:
-    """Reserve the problem's GPU memory inside this context; do nothing on a CPU. Raises
-    Deferred."""
+) -> Iterator[bool]:
+    """Reserve the problem's GPU memory inside this context; do nothing on a CPU. Raises Deferred.
+
+    Yields True if the task is so large that no process may start earlier than necessary.
+    """
     if lock.lock is None:
-        yield
+        yield False
         return
     with lock.durations.of(Stage.OPENING):
         size = size_of(task, fork_server)
@@ -222,9 +228,9 @@ def _memory(
         raise Deferred
     emit(Phase("waiting for GPU memory"))
     asked = time.monotonic()
-    with claimed(lock.lock.with_suffix(".memory"), size):
+    with claimed(lock.lock.with_suffix(".memory"), size.claim, size.usable):
         lock.durations.add(Stage.WAITING, time.monotonic() - asked)
-        yield
+        yield size.is_large
 
 
 def _optimized(

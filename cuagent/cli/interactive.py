@@ -237,7 +237,7 @@ def _raise_limit(session: Session) -> None:
     run, first = session.run, session.settings
     more: dict[Any, dict[str, Any]] = {
         Stop.STEP_LIMIT: {"steps": run.steps + first.max_steps},
-        Stop.COST_LIMIT: {"cost": (run.cost or 0.0) + first.max_cost},
+        Stop.COST_LIMIT: {"cost": run.known_cost + first.max_cost},
         Stop.TIME_LIMIT: {"seconds": run.seconds + first.max_time},
         Stop.DEVICE_LIMIT: {"device_seconds": run.device_seconds + first.max_device_time},
     }

@@ -81,14 +81,12 @@ def optimize(
     _refuse_script_options(task, module, script_args, time_script=time_script)
     if task is None and resumed is None:
         raise Refused("Missing argument 'TASK'; see cuagent optimize --help")
-    timeout: str | float | None = model_timeout
-    if resumed is not None:  # options that the run began with
-        approval = approval or resumed.approval
-        max_cost = resumed.max_cost if max_cost is None else max_cost
-        timeout = timeout or resumed.model_timeout
-    flags = {"model": model, "device": device, "precision": precision, "approval": approval}
     limits = {"max_steps": max_steps, "max_cost": max_cost, "max_time": max_time}
-    limits |= {"max_device_time": max_device_time, "model_timeout": timeout}
+    limits |= {"max_device_time": max_device_time, "model_timeout": model_timeout}
+    if resumed is not None:  # options of the command before
+        approval = approval or resumed.approval
+        limits = {k: resumed.limits.get(k) if v is None else v for k, v in limits.items()}
+    flags = {"model": model, "device": device, "precision": precision, "approval": approval}
     settings = resolve_settings(flags | limits, trust)
     if module is not None:
         from cuagent.cli.capture import capture_for_run
@@ -178,7 +176,8 @@ def _refuse_bare_source(plan: Plan, path: Path | None) -> None:
 def _refuse_unpriced(plan: Plan) -> None:
     """Raise Refused if `--max-cost` was given for a model without a known price."""
     asked = plan.settings.origins["max_cost"] == "--max-cost"
-    kept = plan.resumed is not None and plan.resumed.max_cost == plan.settings.max_cost
+    limits = {} if plan.resumed is None else plan.resumed.limits
+    kept = limits.get("max_cost") == plan.settings.max_cost
     if asked and not kept and getattr(plan.model, "price", UNPRICED) is None:
         name = plan.model.name.partition(":")[2]
         raise Refused(
@@ -315,6 +314,7 @@ def _result(run: Run, stop: Stop) -> dict[str, Any]:
             "duration_s": round(run.seconds, 3),
             "tokens": run.usage,
             "cost_usd": run.cost,
+            "unpriced_calls": run.unpriced_calls,
             "error": run.error or None,
         },
     )

@@ -33,6 +33,7 @@ def report_on_script(run: Run, settings: Settings, *, time_script: bool) -> None
     from cuagent.capture.shapes import judge_shapes, lines, manifest_of
     from cuagent.events import Phase
     from cuagent.record import write_file
+    from cuagent.record.origin import with_mac
     from cuagent.ui.terminal import Terminal
 
     result = run.result
@@ -66,7 +67,7 @@ def report_on_script(run: Run, settings: Settings, *, time_script: bool) -> None
             text.append(f"the script was not timed: {error}")
     for line in text:
         print_stderr(line)
-    write_file(run.folder.path, RESULT, (dumps(kept, indent=1) + "\n").encode())
+    write_file(run.folder.path, RESULT, (dumps(with_mac(kept), indent=1) + "\n").encode())
 
 
 def require_trusted_script(task: Task, trust: bool) -> None:
@@ -116,15 +117,18 @@ def captured_of(task: Task, folder: Path, digest: str) -> Captured | None:
     captured.
 
     They include those further shapes for which the attempt `digest` was accepted. `folder` is the
-    run's folder.
+    run's folder. Results that this user did not get on this machine are ignored: they could claim
+    shapes that were never judged.
     """
     from cuagent.capture.shapes import manifest_of
     from cuagent.package import Captured
+    from cuagent.record.origin import has_valid_mac
     from cuagent.record.revive import revive
     from cuagent.task.load import FOLDER_FILE
     from cuagent.verify.domain import Domain
 
     kept = script_results(folder)
+    kept = kept if has_valid_mac(kept) else {}
     facts = kept.get("captured")
     if facts is None:
         manifest = manifest_of(task)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 
 MODEL_TIMEOUT = "--model-timeout"
+LIMITS = ("model_timeout", "max_steps", "max_cost", "max_time", "max_device_time")
+"""Settings that a run keeps when it is continued, if they were given as options."""
 NEW_CONTRACT = "it began before torch's own settings became the baseline of its precision"
 
 
@@ -42,13 +44,13 @@ class ResumedRun:
     """Name of the model that answered last."""
     stop: str | None
     """Reason why the run ended; None if the log has no end record."""
-    model_timeout: float | None = None
-    """Value of `--model-timeout` in seconds when the run began; None if the option was not
-    given."""
     approval: str | None = None
     """`ask` if the run began with `--approval ask`, else None: a wider approval is not kept."""
-    max_cost: float | None = None
-    """Value of `--max-cost` in US dollars when the run began; None if the option was not given."""
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """Values of LIMITS that the last command which worked on the run had from its options.
+
+    Empty for a run of unknown origin, which must not raise the limits of this user.
+    """
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def find_resumable(name: str | None, run_dir: Path, *, trust: bool = False) -> R
     with readable(folder):
         kept = records[0]["task"]
         does = f"To continue it, the code in {kept['path']} and the run's kernels would run"
-        require_trusted_run(folder, does, trust)
+        is_own = require_trusted_run(folder, does, trust)
         if Path(kept["path"]).resolve() != Path(kept["path"]):
             raise Refused(f"{kept['path']}: a link leads elsewhere now; start a new run")
         task = load_task(
@@ -111,20 +113,24 @@ def find_resumable(name: str | None, run_dir: Path, *, trust: bool = False) -> R
         raise Refused(f"{task.path}: has changed since {folder.id} began; start a new run")
     model = next(r["model"] for r in reversed(records) if r["type"] in ("session", "resume"))
     end = end_record(records)
-    config = records[0].get("config")
+    configs = [config for r in records if (config := r.get("config")) is not None]
     stop = end["stop"] if end else None
-    timeout, cost = (_given(config, key) for key in ("model_timeout", "max_cost"))
-    return ResumedRun(folder, task, model, stop, timeout, _approval(config), cost)
+    limits = _given(configs[-1]) if configs and is_own else {}
+    approval = _approval(records[0].get("config"))
+    return ResumedRun(folder, task, model, stop, approval, limits)
 
 
-def _given(config: Any, key: str) -> float | None:
-    """Return the positive number that a run's recorded settings have from the option of `key`; None
-    if the option was not given."""
+def _given(config: Any) -> dict[str, float]:
+    """Return the LIMITS that a command's recorded settings have from its options."""
     match config:
-        case {"origins": {**origins}} if origins.get(key) == f"--{key.replace('_', '-')}":
-            number = config.get(key)
-            return float(number) if isinstance(number, int | float) and number > 0 else None
-    return None
+        case {"origins": {**origins}}:
+            given = {k: config.get(k) for k in LIMITS if origins.get(k) == _flag(k)}
+            return {k: n for k, n in given.items() if isinstance(n, int | float) and n > 0}
+    return {}
+
+
+def _flag(key: str) -> str:
+    return f"--{key.replace('_', '-')}"
 
 
 def _approval(config: Any) -> str | None:
@@ -201,10 +207,10 @@ def opened(plan: Plan, emit: Emit) -> Iterator[Run]:
             "tools": [tool.spec for tool in TOOLS],
             "budget": budget(settings),
             "emit": emit,
+            "config": plain(settings),
         }
         if resumed is None:
-            config = plain(settings)
-            run = start_run(task, judge, root=plan.run_dir, config=config, **both)
+            run = start_run(task, judge, root=plan.run_dir, **both)
         else:
             run = resume_run(resumed.folder, task, judge, **both)
         with run.log, crashes_to(run.folder.path):

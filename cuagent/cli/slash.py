@@ -26,6 +26,7 @@ from cuagent.ui.prompt import Work
 from cuagent.ui.text import clean, clock, count, money
 
 if TYPE_CHECKING:
+    from cuagent.agent import Run
     from cuagent.cli.chat import Session
 
 COMMANDS = {
@@ -39,7 +40,6 @@ COMMANDS = {
     "restore": "restore the files of attempt N",
     "undo": "undo the last step with its files, or the last /compact if no step followed",
 }
-UNPRICED = "unknown: the model has no known price, so a limit cannot be enforced"
 ANYTIME = ("best", "cost", "diff", "help", "quit")
 """Commands that are allowed while the agent works: they only read, or leave the session."""
 KEYS = (
@@ -185,12 +185,19 @@ def _cost(session: Session, words: list[str]) -> None:
     read = ", ".join(f"{count(number)} {what}" for number, what in parts)
     session.say_rows(
         ("steps", _of(run.steps, budget.steps, str)),
-        ("cost", UNPRICED if run.cost is None else _of(run.cost, budget.cost, money)),
+        ("cost", _of(run.known_cost, budget.cost, money) + _unpriced(run)),
         ("time", _of(run.seconds, budget.seconds, clock)),
         ("device", _of(run.device_seconds, budget.device_seconds, clock)),
         ("tokens", f"in: {read}; out: {count(usage.output)}"),
         ("context", f"about {count(run.context_tokens)} tokens"),
     )
+
+
+def _unpriced(run: Run) -> str:
+    """Return a note on the calls that the cost does not include, or ""."""
+    if not run.unpriced_calls:
+        return ""
+    return f", without {run.unpriced_calls} of {run.steps} calls, whose price is not known"
 
 
 def _of(spent: Any, limit: Any, words: Callable[[Any], str]) -> str:

@@ -18,7 +18,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -56,11 +56,14 @@ def precompile(
     fork_server: ForkServer,
     lock: DeviceLock,
     limit_s: float = COMPILE_S,
+    forked: Callable[[Child], None] = lambda _: None,
 ) -> list[str]:
     """Compile these rungs; return the names of those whose processes will start quickly.
 
     Rungs that did not finish within `limit_s` seconds are not returned. A failed compilation is
-    reported later, when the rung's process starts. Raises ForkServerError.
+    reported later, when the rung's process starts. `forked` is called with the process that
+    compiles; if that is killed, the rungs that it has finished are returned. Raises
+    ForkServerError.
     """
     names = [name for name in rungs if name.partition("+")[0] != EAGER]
     quick = [name for name in rungs if name not in names]
@@ -73,12 +76,14 @@ def precompile(
     with lock.durations.of(Stage.OPENING_ARMS), lock.shared() as sharing:
         environment = compiled_graphs() | ONE_QUEUE
         child = fork_server.fork("cuagent.measure.precompile", folder, environment)
+        forked(child)
         ready = _ready(fork_server, child, sharing)
     tunes = any(TUNED in name for name in names)
     try:
         with lock.durations.of(Stage.AUTOTUNING if tunes else Stage.COMPILING_AHEAD):
             if ready:
-                send_message(child.channel, {"do": "compile"})
+                with suppress(BrokenPipeError):  # it was killed
+                    send_message(child.channel, {"do": "compile"})
                 quick += _done(child.channel, time.monotonic() + limit_s, lock)
     finally:
         fork_server.end(child)
@@ -106,7 +111,8 @@ def _done(channel: socket.socket, deadline: float, lock: DeviceLock) -> Iterator
 
 
 def _answer(channel: socket.socket, limit_s: float) -> dict[str, Any]:
-    """Return the child's next message; {} if none arrives within `limit_s` seconds."""
+    """Return the child's next message; {} if it ended, or if none arrives within `limit_s`
+    seconds."""
     ended, _, _ = select.select([channel], [], [], limit_s)
     received = receive_message(channel) if ended else None
     return {} if received is None else received[0]

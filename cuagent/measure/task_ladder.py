@@ -6,7 +6,7 @@ background, and join the ladder before a record timing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from cuagent.arms import COMPILE
 from cuagent.measure.ladder import first_rungs, join_rungs, measure_ladder, time_rungs
@@ -130,12 +130,13 @@ class TaskLadder:
         if self.found is not None and self._compiles_later:
             self._compiler.begin(self.found.later)
 
-    def compile_first_rungs(self) -> tuple[str, ...]:
-        """Compile the rungs that the ladder begins with; return their names."""
+    def compile_first_rungs(self, compiled: Collection[str] = ()) -> tuple[str, ...]:
+        """Compile the rungs that the ladder begins with, without those that were `compiled` before;
+        return their names."""
         with self._timer.opening() as sharing:  # counting calls the reference once
             self._timer.count_work(sharing)
             names = first_rungs(self._timer.referee)
-        self._compiler.compile(names)
+        self._compiler.compile(names, compiled)
         self._compiles_later = True
         return names
 

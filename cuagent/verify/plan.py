@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from cuagent.verify.inputs.kinds import Inputs
+from cuagent.verify.inputs.kinds import SWEEPS, Inputs
 from cuagent.verify.inputs.seeds import Seeds
 from cuagent.verify.inputs.sweeps import SweepCount
 from cuagent.verify.inputs.weights import Weights
@@ -47,9 +47,12 @@ def plan(
     """Return the rounds of a verdict on this task, with the seeds of all draws.
 
     `kinds` are the kinds of inputs that the reference accepts, `sweep_counts` the numbers of draws
-    in sweeps. `weights` are the names of the model's weights; `grown` are the kinds of grown
-    weights that change the model's outputs. A `large` task gets fewer draws.
+    in sweeps, and of draws of another kind if there are several. `weights` are the names of the
+    model's weights; `grown` are the kinds of grown weights that change the model's outputs. A
+    `large` task gets fewer draws.
     """
+    if large:
+        sweep_counts = {kind: count for kind, count in sweep_counts.items() if kind in SWEEPS}
     biased = any("bias" in name for name in weights)
     without = {Weights.GROWN, Weights.PAST} - set(grown)
     without |= set() if biased else {Weights.SUNK}
@@ -69,7 +72,12 @@ def _round(
     in_use = When.SWAPPED if weights else When.IN_USE
     when = When.FIRST if entry.fresh else in_use
     draw = partial(Trial, has_weights=weights)
-    trials = [draw(k, entry.weights, seeds.draw(), when) for k in entry.kinds if k in kinds]
+    trials = [
+        draw(k, entry.weights, seeds.draw(), when, step)
+        for k in entry.kinds
+        if k in kinds
+        for step in range(sweep_counts[k].made if k in sweep_counts else 1)
+    ]
     repeats = [replace(trial, when=When.AGAIN) for trial in trials[: entry.repeats]]
     if repeats:
         random.Random(seeds.draw()).shuffle(repeats)

@@ -87,7 +87,7 @@ def _found(referee: Referee, attempt: Attempt) -> tuple[str, str]:
             session.import_model([library.path for library in built.libraries])
             session.time_limit_s = LIMIT_S
             for draw in range(DRAWS):
-                referee.ask(Weights.OWN, seed, Inputs.OWN, seeds.draw())
+                referee.drawn(Weights.OWN, seed, Inputs.OWN, seeds.draw())
                 if not draw:
                     session.load(context.weights)
                 printed = _printed(referee, session)

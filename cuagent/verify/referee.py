@@ -334,19 +334,28 @@ class Referee:
         with self.oracle.giving_way(in_break):
             yield
 
-    def ask(
-        self, weights: Weights, seed: int, kind: Inputs, draw: int
-    ) -> tuple[Expected, list[Tensor]]:
-        """Return (right answer, inputs) for one draw; both are valid until the next draw.
+    def drawn(self, weights: Weights, seed: int, kind: Inputs, draw: int) -> list[Tensor]:
+        """Return the inputs of one draw, for which the weights are loaded too; they are valid until
+        the next draw.
 
         `seed` is the seed of the weights, `draw` that of the inputs. Raises TaskError, OracleLost.
         """
-        context = self.context
         self.batches.forget_answer()
-        self.oracle.load_weights(weights, seed, context.weights)
-        self.oracle.draw(kind, draw, context.inputs)
+        self.oracle.load_weights(weights, seed, self.context.weights)
+        self.oracle.draw(kind, draw, self.context.inputs)
+        return self.context.inputs.tensors()
+
+    def ask(
+        self, weights: Weights, seed: int, kind: Inputs, draw: int
+    ) -> tuple[Expected, list[Tensor]]:
+        """Return (right answer, inputs) for one draw, as `drawn` does.
+
+        The answer takes several calls of the reference in fp64.
+        """
+        context = self.context
+        inputs = self.drawn(weights, seed, kind, draw)
         self.oracle.answer(context.inputs, 0, context.answers, draw, PerturbationBudget(0.0))
-        return context.expected(), context.inputs.tensors()
+        return context.expected(), inputs
 
     def judged(
         self,

@@ -29,6 +29,7 @@ REASONS = {
     Status.RAISED: Reason.RAISED,
     Status.WRONG_FORM: Reason.WRONG_FORM,
     Status.WROTE_OUTSIDE: Reason.WROTE_OUTSIDE,
+    Status.CHANGED_STATE: Reason.CHANGED_INPUT,
     Status.CRASHED: Reason.CRASHED,
     Status.FORGED: Reason.CRASHED,
     Status.TIMED_OUT: Reason.TIMED_OUT,

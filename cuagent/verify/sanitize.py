@@ -195,11 +195,12 @@ def check(
     reports: tuple[Report, ...] = ()
     rows = None
     try:
-        with device_lock.shared():
+        with device_lock.shared() as give_way, referee.giving_way(give_way):
             inputs = _inputs(referee)
         for rows in _cuts(inputs, referee.facts.layouts.output.leaves):
-            with device_lock.shared():
-                write_debug_folder(referee, attempt, folder, inputs, rows and rows[0])
+            write_debug_folder(
+                referee, attempt, folder, inputs, rows and rows[0], device_lock=device_lock
+            )
             at_once = len(tools) if _all_fit(referee, len(tools), rows) else 1
             with ThreadPoolExecutor(at_once) as executor:
                 reports = tuple(
@@ -302,8 +303,7 @@ def _reached(folder: Path) -> tuple[str, ...]:
 def _inputs(referee: Referee) -> list[Tensor]:
     """Return one draw of the task's own inputs."""
     seeds = Seeds()
-    _, inputs = referee.ask(Weights.OWN, seeds.draw(), Inputs.OWN, seeds.draw())
-    return inputs
+    return referee.drawn(Weights.OWN, seeds.draw(), Inputs.OWN, seeds.draw())
 
 
 def _cuts(inputs: Sequence[Tensor], outputs: Sequence[Leaf]) -> Iterator[tuple[int, int] | None]:
@@ -332,11 +332,14 @@ def write_debug_folder(
     folder: Path,
     inputs: Sequence[Tensor] | None = None,
     rows: int | None = None,
+    *,
+    device_lock: DeviceLock = UNSHARED,
 ) -> None:
     """Write the attempt, its model spec, and one set of weights and inputs to `folder / SHARED`.
 
     Another process can then repeat the call. `inputs` belong to the oracle's last draw; None draws
-    new ones. With `rows` each input is cut to its first `rows` rows.
+    new ones. With `rows` each input is cut to its first `rows` rows. `device_lock` is shared while
+    tensors are copied from the device, but not while the files are written.
     """
     import torch
 
@@ -351,9 +354,11 @@ def write_debug_folder(
     cut = given if rows is None else [t[:rows] for t in given]
     tensors = {"inputs": cut, "weights": referee.context.weights.tensors()}
     # Copied, because torch saves the whole storage of a slice.
-    kept = {
-        name: [t.cpu() if t.is_cuda else t.clone() for t in many] for name, many in tensors.items()
-    }
+    with device_lock.shared():
+        kept = {
+            name: [t.cpu() if t.is_cuda else t.clone() for t in many]
+            for name, many in tensors.items()
+        }
     torch.save(kept, target / "data.pt")
 
 

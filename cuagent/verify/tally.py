@@ -133,7 +133,10 @@ def rounds_of(*, large: bool, weights: bool) -> tuple[Round, ...]:
 def call_count(sweep_counts: Mapping[Inputs, SweepCount]) -> int:
     """Return the number of candidate calls in a verdict that uses every kind of draw."""
     swept = sum(
-        sweep_counts[kind].made for entry in ROUNDS for kind in entry.sweeps if kind in sweep_counts
+        sweep_counts[kind].made * (1 + (kind in entry.kinds))
+        for entry in ROUNDS
+        for kind in (*entry.sweeps, *entry.kinds)
+        if kind in sweep_counts
     )
     return swept + sum(2 * len(entry.kinds) + entry.repeats for entry in ROUNDS)
 

@@ -39,6 +39,7 @@ class Status(IntEnum):
     RAISED = 4
     WRONG_FORM = 5
     WROTE_OUTSIDE = 6
+    CHANGED_STATE = 7
     CRASHED = 64
     TIMED_OUT = 65
     FORGED = 66

@@ -18,34 +18,45 @@ POLL_S = 0.02
 """Seconds between two looks if another process waits for the device."""
 DRAIN_S = 0.3
 """Seconds to wait until a GPU has finished the work that a stopped process had queued. Autotuning
-queues 0.1 s."""
+queues 0.1 s. Longer work of a candidate is not waited for: it cannot be seen, slows all interleaved
+arms of another judge's timing, and gains nothing for the candidate."""
 
 
-def run_giving_way(work: Callable[[], None], process: DrivenProcess, sharing: Sharing) -> None:
+def run_giving_way(work: Callable[[], None], process: DrivenProcess, sharing: Sharing) -> float:
     """Call `work`, which sends commands to `process`, in a thread; raise its exception.
 
     The device is held by `sharing`. While another process waits for it, `process` is stopped and
-    the device is given away. An interrupt ends `process`.
+    the device is given away. Returns the seconds of these breaks. An interrupt ends `process`.
     """
     if sharing is ALONE:
         work()
-        return
+        return 0.0
+    breaks_s = 0.0
     with ThreadPoolExecutor(1) as thread:
         done = thread.submit(work)
         try:
             while wait([done], POLL_S).not_done:
                 if sharing.awaited():
+                    begun = time.monotonic()
                     give_way_beside((process,), sharing)
+                    breaks_s += time.monotonic() - begun
         except BaseException:
             process.close()  # so that the thread ends
             raise
     done.result()
+    return breaks_s
 
 
 def receive_from_child(
     fork_server: ForkServer, child: Child, sharing: Sharing, limit_s: float
 ) -> tuple[dict[str, Any], list[int]] | None:
-    """Return the next message of a trusted child, or None at its end.
+    """Return the next message of a trusted child, or None at its end; see `await_child`."""
+    await_child(fork_server, child, sharing, limit_s)
+    return receive_message(child.channel)
+
+
+def await_child(fork_server: ForkServer, child: Child, sharing: Sharing, limit_s: float) -> None:
+    """Wait until a trusted child has sent a message, or has ended.
 
     The device is held by `sharing`. While another process waits for it, the child is stopped and
     the device is given away. Raises TimeoutError if no message arrives within `limit_s` seconds,
@@ -55,7 +66,7 @@ def receive_from_child(
         begun = time.monotonic()
         poll_s = limit_s if sharing is ALONE else min(limit_s, POLL_S)
         if select.select([child.channel], [], [], max(0.0, poll_s))[0]:
-            return receive_message(child.channel)
+            return
         limit_s -= time.monotonic() - begun
         if limit_s <= 0:
             raise TimeoutError

@@ -2,7 +2,8 @@
 
 It shares its process with untrusted code, so the referee relies on nothing that it does. A
 candidate that breaks it gets a wrong output or a missing record. The checks made here (form of the
-output, guards around the candidate's allocations) find mistakes, not cheats.
+output, guards around the candidate's allocations, an unchanged state dict) find mistakes, not
+cheats.
 
 The commands are open, attach, detach, load and run. Each has a nonce, which its record returns.
 """
@@ -19,7 +20,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ from cuagent.worker.jitter import MAX_CALLS, MIN_CALLS, QUIET_CALLS, Jitter, Rep
 from cuagent.worker.memory import heap
 from cuagent.worker.memory.arena import Arena
 from cuagent.worker.memory.uninitialized import Allocations
+from cuagent.worker.state import changed_name, mismatch
 from cuagent.worker.vector_units import note_passed, skip_tests
 
 if TYPE_CHECKING:
@@ -77,6 +79,8 @@ class _Worker:
         self._fills = itertools.cycle(heap.FILLS)
         self._jitter: Jitter | None = None
         self._has_run = False
+        self._loaded: dict[str, Tensor] | None = None
+        """Weights that the last `load` gave to the model, until they are compared after a call."""
         self._clock: _CudaClock | None = None
         self.construct: Callable[[], nn.Module]
         self.model: nn.Module
@@ -90,6 +94,7 @@ class _Worker:
             case "attach":
                 self.arenas[message["arena"]] = Arena.attach(message["description"], descriptors)
             case "detach":
+                self._loaded = None  # its tensors may be in this arena
                 self.arenas.pop(message["arena"]).close()
             case "load":
                 self.load(self.arenas[message["arena"]], message["slot"], message["fresh"])
@@ -138,7 +143,8 @@ class _Worker:
             try:
                 self.model.load_state_dict(state, strict=True)
             except RuntimeError as error:
-                raise RuntimeError(_mismatch(self.model, state, error)) from None
+                raise RuntimeError(mismatch(self.model, state, error)) from None
+        self._loaded = state
 
     def run(self, message: dict[str, Any]) -> list[int]:
         """Call forward for each (input slot, output slot) in order; return the nanoseconds of each
@@ -174,6 +180,8 @@ class _Worker:
             while kept:
                 self._deliver(*kept.popleft(), targets)
             claims = watch.nanoseconds()
+        if single and not message["lean"]:
+            self._check_state()
         if not self._has_run and self.model_spec.arm != CANDIDATE:
             note_passed()
         self._has_run = True
@@ -184,6 +192,22 @@ class _Worker:
         if allocations.overrun():
             raise Refusal(Status.WROTE_OUTSIDE, "wrote outside a tensor made with torch.empty")
         return claims
+
+    def _check_state(self) -> None:
+        """Compare the model's state dict with the loaded weights, once after each `load`. Raises
+        Refusal if a call changed it.
+        """
+        state, self._loaded = self._loaded, None
+        spec = self.model_spec
+        if state is None or (spec.kernels_only and spec.device == "cuda"):
+            return  # the rule kernels-only refuses operators that compare
+        with _user_code(Status.STATE_MISMATCH):
+            if (name := changed_name(self.model, state)) is None:
+                return
+            self.model.load_state_dict(state, strict=True)
+            transforms = changed_name(self.model, state) is not None
+        if not transforms:  # else loading itself changes the weights
+            raise Refusal(Status.CHANGED_STATE, f"a call changed {name!r} of its state dict")
 
     def _interrupted(
         self, arguments: list[Any], watch: _CpuWatch | _CudaWatch, jitter: Jitter, *, lean: bool
@@ -354,21 +378,6 @@ def _nesting(spec: dict[str, Any]) -> str:
         pairs = zip(spec["keys"], items, strict=True)
         return f"{{{', '.join(f'{key!r}: {item}' for key, item in pairs)}}}"
     return f"({', '.join(items)},)" if len(items) == 1 else f"({', '.join(items)})"
-
-
-def _mismatch(model: nn.Module, state: Mapping[str, Tensor], error: Exception) -> str:
-    """Return one line that says why the candidate cannot load the reference's weights, with the
-    names of its state dict."""
-    own = model.state_dict().keys()
-    missing, extra = sorted(state.keys() - own), sorted(own - state.keys())
-    if not (missing or extra):
-        return " ".join(str(error).split())
-    parts = [f"lacks {', '.join(missing)}"] if missing else []
-    parts += [f"has the extra names {', '.join(extra)}"] if extra else []
-    return (
-        f"ModelNew {' and '.join(parts)}; "
-        "its state_dict must have the same names as the reference's"
-    )
 
 
 def _form(tensor: Tensor) -> str:

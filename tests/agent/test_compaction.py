@@ -64,7 +64,7 @@ def test_summary_without_a_price_ends_the_cost_limit_with_a_notice(
     assert compact(run, ScriptedModel([{"text": "summary", "cost": None}]))
     assert run.cost is None
     said = [event.text for event in events if isinstance(event, Notice)]
-    assert "no price is known for scripted: the cost limit does not apply" in said
+    assert "no price is known for scripted: the cost limit does not apply to its calls" in said
 
 
 def test_conversation_with_only_its_opening_is_not_compacted(run: Run) -> None:

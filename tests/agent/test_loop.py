@@ -101,6 +101,22 @@ def test_unknown_price_gives_one_warning(run: Run, events: list[Event]) -> None:
     said = [e.text for e in events if isinstance(e, Notice)]
     assert [text for text in said if "cost limit does not apply" in text] == said[:1]
     assert run.cost is None
+    assert run.unpriced_calls == 1
+
+
+def test_calls_with_a_price_count_after_one_without(run: Run, events: list[Event]) -> None:
+    run.budget = Budget(cost=0.2)
+    costs = [None, 0.1, None, 0.1, 0.1]
+    model = ScriptedModel(
+        {"calls": [bash(f"echo {n}")], "cost": cost} for n, cost in enumerate(costs)
+    )
+    assert run_agent(run, model, emit=events.append) is Stop.COST_LIMIT
+    assert (run.known_cost, run.steps) == (0.2, 4)
+    said = [e.text for e in events if isinstance(e, Notice) and "cost limit" in e.text]
+    assert said == [
+        "no price is known for scripted: the cost limit does not apply to its calls",
+        "the cost limit of $0.2 did not count 2 calls without a known price",
+    ]
 
 
 def test_calls_after_submit_are_answered_without_execution(run: Run) -> None:

@@ -1,13 +1,10 @@
-"""Problems share a GPU's memory: the size of a call, the claim of a problem, and the queue."""
+"""Problems share a GPU's memory: the size of a call, and the claim of a problem."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +18,6 @@ from cuagent.bench.memory import (
     RUNS_HELD,
     USABLE,
     Size,
-    claimed,
     size_of,
 )
 from cuagent.task import Device, load_task
@@ -31,34 +27,6 @@ from cuagent.worker import ForkServer
 pytestmark = pytest.mark.slow
 
 TOTAL = 140 << 30
-HOLD = """
-import sys, time
-from pathlib import Path
-from cuagent.bench.memory import Size, claimed
-with claimed(Path(sys.argv[1]), Size(int(sys.argv[2]), int(sys.argv[3]))):
-    print("claimed", flush=True)
-    sys.stdin.read()
-"""
-
-
-def holder(folder: Path, call: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(folder), str(call), str(TOTAL)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
-def has_claimed(process: subprocess.Popen[str], wait_s: float) -> bool:
-    assert process.stdout is not None
-    os.set_blocking(process.stdout.fileno(), False)
-    end = time.monotonic() + wait_s
-    while time.monotonic() < end:
-        if process.stdout.readline():
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def test_size_of_a_call_needs_no_memory(tmp_path: Path, fork_server: ForkServer) -> None:
@@ -112,26 +80,3 @@ def test_claim_follows_the_size() -> None:
     assert Size(17 << 30, TOTAL).takes_most
     assert not Size(None, TOTAL).takes_most
     assert Size(None, TOTAL).claim == int(TOTAL / 3)
-
-
-def test_problems_wait_until_the_memory_is_free(tmp_path: Path) -> None:
-    folder = tmp_path / "gpu-0.memory"
-    small, large = 1 << 30, 17 << 30
-    first = holder(folder, small)
-    assert has_claimed(first, 60)
-    second = holder(folder, small)
-    assert has_claimed(second, 60)
-    whole = holder(folder, large)
-    assert not has_claimed(whole, 3)
-    after = holder(folder, small)  # waits behind the large one, although it would fit
-    assert not has_claimed(after, 3)
-    first.send_signal(signal.SIGKILL)  # leaves its file behind
-    first.wait()
-    second.communicate("")
-    assert has_claimed(whole, 60)
-    assert not has_claimed(after, 1)
-    whole.communicate("")
-    assert has_claimed(after, 60)
-    after.communicate("")
-    with claimed(folder, Size(large, TOTAL)):
-        assert len(list(folder.glob("*.claim"))) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 import pytest
 from make_tasks import write_task
 
+from cuagent.bench import solve as solving
 from cuagent.bench.order import BenchSettings
 from cuagent.bench.problems import Problem
 from cuagent.bench.scheduler import orders_for
 from cuagent.bench.solve import Interrupted, _lacked_memory, solve
 from cuagent.device_lock import DeviceLock
 from cuagent.judge import LocalJudge
+from cuagent.measure import rung_compiler
 from cuagent.measure.ladder import NO_ROOM
 from cuagent.measure.timing import timer
 from cuagent.timing import Effort
@@ -23,8 +26,29 @@ from cuagent.worker.memory.cuda_ipc import CudaMemoryError
 pytestmark = pytest.mark.slow
 
 
+def compiling_before_certifying(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the certifier wait until a rung was compiled: both must run at the same time."""
+    compiled = threading.Event()
+    precompile, certify = rung_compiler.precompile, solving.certify
+
+    def compiling(*arguments: Any) -> Any:
+        try:
+            return precompile(*arguments)
+        finally:
+            compiled.set()
+
+    def certifying(*arguments: Any, **named: Any) -> Any:
+        assert compiled.wait(600)
+        return certify(*arguments, **named)
+
+    monkeypatch.setattr(rung_compiler, "precompile", compiling)
+    monkeypatch.setattr(rung_compiler, "COMPILED_AHEAD_S", 600.0)  # the machine may be busy
+    monkeypatch.setattr(solving, "certify", certifying)
+
+
 def test_a_problem_on_a_shared_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(timer.BUDGET_S, Effort.RECORD, 3.0)  # the fewest repeats allowed
+    compiling_before_certifying(monkeypatch)
     path = write_task(tmp_path / "task.py", "return torch.tanh(x * 2 + 1)", "torch.randn(256, 64)")
     settings = BenchSettings(max_time_s=300)
     (order,) = orders_for([Problem("L1/1", path, "level 1")], settings, "a device", tmp_path)
@@ -39,7 +63,8 @@ def test_a_problem_on_a_shared_device(tmp_path: Path, monkeypatch: pytest.Monkey
         assert stages[f"{stage}_s"] >= 0, stage
     for stage in ("opening_arms", "ladder", "quick_timing", "record_timing", "compiling_ahead"):
         assert stages[f"{stage}_s"] > 0, stage
-    assert sum(stages.values()) < held["total_s"] + 1, "a second counted twice"
+    background = stages["compiling_ahead_s"] + stages.get("autotuning_s", 0)
+    assert sum(stages.values()) - background < held["total_s"] + 1, "a second counted twice"
     sampled = sum(stages[f"{stage}_s"] for stage in ("ladder", "quick_timing", "record_timing"))
     assert held["timing_s"] < sampled + stages["profiling_s"] + 5, "the device was held for longer"
     assert held["timing_s"] > 0

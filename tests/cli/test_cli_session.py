@@ -295,20 +295,52 @@ def test_a_limit_says_how_to_go_on_with_a_wider_one(cuagent: Cuagent, folder: Pa
     assert done.stderr.rstrip().endswith("--max-steps 2")
 
 
-def test_continued_run_keeps_the_time_out_of_its_model(cuagent: Cuagent, folder: Path) -> None:
+LIMITS = {
+    "--model-timeout": "20m",
+    "--max-steps": "1",
+    "--max-cost": "0.5",
+    "--max-time": "2h",
+    "--max-device-time": "90s",
+}
+
+
+def test_continued_run_keeps_its_limits_until_a_command_gives_others(
+    cuagent: Cuagent, folder: Path
+) -> None:
     model = script(folder, bash("ls"), SUBMIT)
-    for flags, kept in ((["--model-timeout", "20m"], 1200.0), ([], None)):
-        done = cuagent("optimize", "task.py", "--model", model, "--max-steps", "1", *flags)
-        assert done.returncode == 0, done.stderr
-        newest = find_resumable(None, folder / ".cuagent" / "runs", trust=True)
-        assert newest.model_timeout == kept
+    options = [word for pair in LIMITS.items() for word in pair]
+    done = cuagent("optimize", "task.py", "--model", model, *options)
+    assert done.returncode == 0, done.stderr
+    wider = cuagent("optimize", "--continue", "--max-steps", "2", "--max-time", "3h")
+    assert wider.returncode == 0, wider.stderr
+    newest = find_resumable(None, folder / ".cuagent" / "runs")
+    assert newest.limits == {
+        "model_timeout": 1200.0,
+        "max_steps": 2,
+        "max_cost": 0.5,
+        "max_time": 10800.0,
+        "max_device_time": 90.0,
+    }
+    (log,) = (folder / ".cuagent" / "runs").glob("*/log.jsonl")
+    *_, resumed = (r for r in map(json.loads, log.read_text().splitlines()) if "budget" in r)
+    budget = {"steps": 2, "cost": 0.5, "seconds": 10800.0, "device_seconds": 90.0}
+    assert resumed["budget"] == budget
+
+
+def test_limits_of_a_run_of_unknown_origin_do_not_hold(cuagent: Cuagent, folder: Path) -> None:
+    model = script(folder, bash("ls"), SUBMIT)
+    cuagent("optimize", "task.py", "--model", model, "--max-steps", "1", "--max-cost", "1000")
+    (log,) = (folder / ".cuagent" / "runs").glob("*/log.jsonl")
+    log.write_text(log.read_text().replace("I try.", "I tried."))
+    newest = find_resumable(None, folder / ".cuagent" / "runs", trust=True)
+    assert newest.limits == {}
 
 
 @pytest.mark.parametrize(
     ("approval", "origin", "kept"),
     [("ask", "--approval", "ask"), ("yolo", "--approval", None), ("ask", "default", None)],
 )
-def test_continued_run_keeps_its_limit_of_cost_and_asks_if_it_was_to_ask(
+def test_continued_run_asks_if_it_was_to_ask(
     approval: str, origin: str, kept: str | None, cuagent: Cuagent, folder: Path
 ) -> None:
     model = script(folder, bash("ls"), SUBMIT)
@@ -317,19 +349,14 @@ def test_continued_run_keeps_its_limit_of_cost_and_asks_if_it_was_to_ask(
     first, rest = log.read_text().split("\n", 1)
     session = json.loads(first)
     session["config"]["approval"] = approval
-    session["config"]["origins"] |= {"approval": origin, "max_cost": "--max-cost"}
-    session["config"]["max_cost"] = 0.5
+    session["config"]["origins"]["approval"] = origin
     log.write_text(f"{json.dumps(session)}\n{rest}")
     newest = find_resumable(None, folder / ".cuagent" / "runs", trust=True)
     assert newest.approval == kept
-    assert newest.max_cost == 0.5
     done = cuagent("optimize", "--continue", "--trust", "--model", model)
     if kept:
         assert done.returncode == 2
         assert "--approval ask needs a terminal" in done.stderr
-    else:
-        resumed = next(r for r in map(json.loads, log.read_text().split("\n")[1:]) if "budget" in r)
-        assert resumed["budget"]["cost"] == 0.5
 
 
 def test_command_needing_approval_is_rejected_without_a_user() -> None:

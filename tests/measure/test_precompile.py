@@ -7,14 +7,17 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from task_text import task_text
 
 from cuagent.device_lock import DeviceLock
-from cuagent.measure import tuning_lock
+from cuagent.measure import rung_compiler, tuning_lock
 from cuagent.measure.precompile import precompile
+from cuagent.measure.rung_compiler import EarlyCompilation, RungCompiler
 from cuagent.measure.timing.surroundings import compiled_graphs
 from cuagent.measure.tuning_lock import TuningLock
 from cuagent.task import load_task
@@ -171,3 +174,53 @@ def test_tuning_keeps_the_device_between_close_measurements_for_a_bounded_time(
     time.sleep(0.4)
     with DeviceLock(lock.lock).exclusive():  # the idle device was released
         pass
+
+
+def test_rungs_that_are_compiled_are_not_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[tuple[str, ...]]()
+
+    def compiles(_: object, names: Sequence[str], *__: object) -> list[str]:
+        asked.append(tuple(names))
+        return list(names)
+
+    monkeypatch.setattr(rung_compiler, "precompile", compiles)
+    nothing: Any = None
+    compiler = RungCompiler(nothing, nothing, DeviceLock(tmp_path / "gpu-0"), large=False)
+    names = ("eager", "compile", "reduce-overhead", "compile+cuda_graph", "compile+tf32")
+    found = compiler.compile(names, ("compile", "reduce-overhead"))
+    assert sorted(found) == sorted(names)
+    assert asked == [("eager", "compile+tf32")]
+
+
+def test_early_compilation_fills_the_cache_in_the_background(
+    tmp_path: Path, fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rung_compiler, "COMPILED_AHEAD_S", 600.0)  # the machine may be busy
+    path = write_task(tmp_path / "task.py", "return F.gelu(x) * 3 - x")
+    lock = DeviceLock(tmp_path / "gpu-0")
+    with EarlyCompilation(load_task(path, device="cpu"), fork_server, lock) as compilation:
+        assert compilation.done() == ("compile",)
+    assert lock.durations.to_json().keys() == {"compiling_ahead_s"}
+    assert lock.uses.to_json()["opening_arms"]["shared"] == 1
+
+
+def test_early_compilation_ends_with_its_block(tmp_path: Path, fork_server: ForkServer) -> None:
+    """A task that cannot be certified must not keep its slot until its model is compiled."""
+    marks = f"import time, pathlib; pathlib.Path({str(tmp_path / 'begun')!r}).touch()"
+    path = write_task(tmp_path / "task.py", "return x", init=f"{marks}; time.sleep(600)")
+    task, begun = load_task(path, device="cpu"), time.monotonic()
+    with EarlyCompilation(task, fork_server, DeviceLock(tmp_path / "gpu-0")) as compilation:
+        while not (tmp_path / "begun").exists():
+            assert time.monotonic() < begun + 120
+            time.sleep(0.05)
+    assert compilation.done() == ()
+    assert time.monotonic() - begun < 300, "it waited for the model"
+
+
+def test_judge_alone_on_its_device_compiles_nothing_early(tmp_path: Path) -> None:
+    path = write_task(tmp_path / "task.py", "return x")
+    nothing: Any = None
+    with EarlyCompilation(load_task(path, device="cpu"), nothing, DeviceLock()) as compilation:
+        assert compilation.done() == ()

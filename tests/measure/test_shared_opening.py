@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from cuagent.arms import EAGER
 from cuagent.attempt import Attempt
 from cuagent.device_lock import DeviceLock, Sharing
+from cuagent.measure.profile.prewarmed import Profiles
 from cuagent.measure.roofline import count
 from cuagent.measure.timing import baselines
 from cuagent.measure.timing.timer import Timer
@@ -122,6 +124,19 @@ def test_processes_that_open_stop_while_another_timing_has_the_device(
     assert ours.uses.to_json()["opening_arms"]["kept_longest_s"] < 1.0
 
 
+def test_baselines_that_open_one_after_the_other_stop_too(referee: Referee, tmp_path: Path) -> None:
+    """So they do for a large task on a GPU, where torch.compile compiles when they open."""
+    ours, theirs = DeviceLock(tmp_path / "gpu-0"), DeviceLock(tmp_path / "gpu-0")
+    with Timer(referee, (EAGER, OTHER), device_lock=ours) as timer:
+        assert timer.batch is not None  # before the models are slow
+        (tmp_path / "slow").touch()
+        other = Other(theirs, tmp_path, 1, 1.0)
+        with timer.untimed((EAGER, OTHER)) as opened:
+            other.check()
+            assert {EAGER, OTHER} <= opened.keys()
+    assert ours.uses.to_json()["opening_arms"]["kept_longest_s"] < 1.0
+
+
 def test_command_stops_while_another_timing_has_the_device_and_keeps_its_time_limit(
     referee: Referee, tmp_path: Path
 ) -> None:
@@ -135,6 +150,19 @@ def test_command_stops_while_another_timing_has_the_device_and_keeps_its_time_li
         run_giving_way(finish, session, sharing)
         assert time.monotonic() - begun > limit_s
         other.check()
+
+
+def test_profiler_that_opens_stops_while_another_timing_has_the_device(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    path = tmp_path / "task.py"
+    path.write_text(TASK)
+    ours, theirs = DeviceLock(tmp_path / "gpu-0"), DeviceLock(tmp_path / "gpu-0")
+    (tmp_path / "slow").touch()
+    other = Other(theirs, tmp_path, 1, 1.0)
+    with closing(Profiles(load_task(path, device="cpu"), fork_server, ours)) as profiles:
+        profiles.profile(None, None, alone=ours.exclusive)
+    other.check()
 
 
 def test_oracle_constructs_models_on_the_cpu_while_another_timing_has_the_device(

@@ -136,6 +136,7 @@ OPTIMIZE = {
     "duration_s": 60.5,
     "tokens": Usage(1, 2, 3, 4, 5),
     "cost_usd": 0.5,
+    "unpriced_calls": 0,
     "error": None,
 }
 RESULTS: dict[str, Any] = {

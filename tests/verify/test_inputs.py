@@ -10,7 +10,7 @@ from cuagent.verify.inputs.kinds import MAX_SWEEP, Inputs
 from cuagent.verify.inputs.lines import LineView
 from cuagent.verify.inputs.ranges import ends_of, ranges_of
 from cuagent.verify.inputs.seeds import Seeds
-from cuagent.verify.inputs.weights import Weights, derive_weights
+from cuagent.verify.inputs.weights import Weights, derive_weights, shared_names
 
 SEEDS = range(20)
 OTHER_TYPES = (
@@ -351,3 +351,19 @@ def test_uniform_scale_gives_rows_of_one_size(seed: int) -> None:
         rows = x.abs().mean(-1)
         assert rows.max() < 3 * rows.min()
     assert (derive(Inputs.HUGE, own, seed, uniform_scale=True)[0] < -1e18).all()
+
+
+def test_complex_weights_change_in_both_parts() -> None:
+    state = {"gain": torch.ones(30, dtype=torch.complex64)}
+    shaken = derive_weights(Weights.SHAKEN, state, frozenset(state), 7)["gain"]
+    assert shaken.real.std() > 0.1
+    assert shaken.imag.std() > 0.1
+    whole = derive_weights(Weights.INTEGER, state, frozenset(state), 7)["gain"]
+    assert set(whole.imag.tolist()) == {-2.0, -1.0, 0.0, 1.0, 2.0}
+
+
+def test_names_of_shared_weights_are_found() -> None:
+    one, other = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    other.weight = one.weight
+    both = torch.nn.ModuleDict({"one": one, "other": other})
+    assert shared_names(both.state_dict()) == {"one.weight", "other.weight"}

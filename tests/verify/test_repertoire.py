@@ -101,6 +101,38 @@ def test_faint_numbers_are_used_if_outputs_keep_their_size() -> None:
         assert Inputs.FAINT not in suited(run, x).kinds
 
 
+def test_one_tensor_is_faint_if_outputs_would_be_tiny_otherwise() -> None:
+    def clipped(weight: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        return weight - gradient / gradient.norm().clamp(min=1)
+
+    own = torch.randn(6, 40), torch.randn(6, 40)
+    found = suited(clipped, *own)
+    assert (Inputs.FAINT in found.kinds, found.faint) == (True, (0, 1))
+    assert found.sweep_counts[Inputs.FAINT] == SweepCount(2, 2)
+    weight, gradient = found.drawn(Inputs.FAINT, own, 7, step=1)
+    assert 0.1 < gradient.norm() < 0.5
+    assert 0.5 < weight.std() < 2
+    planned = plan(Seeds(), found.kinds, found.sweep_counts, weights=())
+    faint = [t for entry in planned for t in entry.trials if t.kind is Inputs.FAINT]
+    assert [trial.step for trial in faint] == [0, 1]
+    few = plan(Seeds(), found.kinds, found.sweep_counts, weights=(), large=True)
+    assert [t.kind for entry in few for t in entry.trials].count(Inputs.FAINT) == 1
+
+
+def test_complex_inputs_are_drawn_like_floating_ones() -> None:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_real(x * x.conj().roll(1, -1))
+
+    own = torch.randn(6, 40, dtype=torch.complex64)
+    found = suited(run, own)
+    assert {Inputs.NORMAL, Inputs.FLAT, Inputs.INTEGER} <= set(found.kinds)
+    assert Inputs.MOVING not in found.kinds
+    (drawn,) = found.drawn(Inputs.INTEGER, (own,), 7)
+    parts = torch.view_as_real(drawn)
+    assert drawn.dtype is torch.complex64
+    assert set(parts.unique().tolist()) == {-2.0, -1.0, 0.0, 1.0, 2.0}
+
+
 def test_kinds_that_a_task_may_draw_are_used_even_if_the_reference_is_not_finite() -> None:
     x, labels, mask = torch.randn(6, 5), torch.randint(5, (6,)), torch.ones(6, 5).bool()
     loss = suited(F.cross_entropy, x, labels, ranges=(None, (-100, 4)))

@@ -7,11 +7,15 @@ steps, in the same order, as the tool before it starts its target.
 from __future__ import annotations
 
 import shutil
+import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from bodies import candidate
 
 from cuagent.attempt import Attempt
@@ -21,6 +25,7 @@ from cuagent.sandbox import Tier, probe
 from cuagent.task import Device
 from cuagent.verify import Referee, sanitize
 from cuagent.verify.compute_sanitizer import FOUND, Outcome, name_filter, read, run, sandboxed
+from cuagent.verify.oracle.client import Oracle
 from cuagent.verify.own_kernels import allocates, own_kernels
 from cuagent.verify.sanitize import SHARED, TOOLS, Check, check, write_debug_folder
 
@@ -118,6 +123,51 @@ def checked(tool: Path, referee: Referee, body: str, budget_s: float = 120.0) ->
     attempt = candidate(body)
     built = build(attempt, referee.task.device)
     return check(tool, {"relu_kernel"}, referee, attempt, built, TOOLS, budget_s)
+
+
+def gets_the_device(lock: DeviceLock, meanwhile: Callable[[], object] = lambda: None) -> bool:
+    """Return True if another judge can time although this thread has not returned yet.
+
+    `meanwhile` is called while the other one waits.
+    """
+    granted = threading.Event()
+
+    def time_elsewhere() -> None:
+        with DeviceLock(lock.lock).exclusive():
+            granted.set()
+
+    other = threading.Thread(target=time_elsewhere, daemon=True)
+    other.start()
+    while not (granted.is_set() or lock.is_awaited):
+        time.sleep(0.01)
+    meanwhile()
+    return granted.wait(60)
+
+
+def test_timing_elsewhere_does_not_wait_for_inputs_and_files_of_the_tools(
+    tool: Path, referee: Referee, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No answer is computed either: in fp64 it takes seconds for a large convolution."""
+    lock, seen = DeviceLock(tmp_path / "gpu-0"), dict[str, bool]()
+    draw_inputs, save = sanitize._inputs, torch.save
+
+    def drawn(of: Referee) -> Any:
+        seen["drawn"] = gets_the_device(lock, lambda: draw_inputs(of))
+        return draw_inputs(of)
+
+    def saved(*arguments: Any) -> None:
+        seen["written"] = gets_the_device(lock)
+        save(*arguments)
+
+    monkeypatch.setattr(sanitize, "_inputs", drawn)
+    monkeypatch.setattr(torch, "save", saved)
+    monkeypatch.delattr(Oracle, "answer")
+    attempt = candidate("return self.honest(x)")
+    built = build(attempt, referee.task.device)
+    with Referee(referee.task, fork_server=referee.fork_server, lock=lock.lock) as judge:
+        found = check(tool, {"relu_kernel"}, judge, attempt, built, ("memcheck",), 120.0, lock)
+    assert [report.outcome for report in found.reports] == [Outcome.CLEAN]
+    assert seen == {"drawn": True, "written": True}
 
 
 def test_tools_instrument_only_the_own_kernels(tool: Path, tmp_path: Path) -> None:

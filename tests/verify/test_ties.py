@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from cuagent.task import Precision
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.oracle.client import TIE_PAIRS
-from cuagent.verify.oracle.places import NearTies, find_places, roundoff_chooses
+from cuagent.verify.oracle.places import NearTies, find_places, keeps_first, roundoff_chooses
+from cuagent.verify.rules.bounds import represents
 from cuagent.verify.rules.ties import Places, places_of, wrong_places
 from cuagent.verify.rules.tolerance import strict
 from cuagent.verify.rules.types import Expected
@@ -289,3 +290,36 @@ def test_roundoff_chooses_only_between_different_numbers_as_near_as_its_error(
     exact = trace_reference(lambda: [x.topk(2)[1]])
     declared = trace_reference(lambda: [x.float().topk(2)[1]])
     assert roundoff_chooses(exact, declared) == chooses
+
+
+def test_first_of_equal_integers_must_be_chosen() -> None:
+    keys = torch.tensor([[1, 2, 2], [0, 0, 0]])
+    for run, kept in (
+        (lambda x: x.argmax(-1) + 1, True),
+        (lambda x: (x == 2).int().argmax(-1) + 1, True),
+        (lambda x: x.topk(1)[1] + 1, False),
+    ):
+        traces = [trace_reference(lambda r=run: [r(keys)]) for _ in range(2)]
+        assert keeps_first(*traces, Precision.MATCH) is kept
+
+
+def test_coarse_precision_decides_only_by_numbers_that_it_represents() -> None:
+    for number, precisions in (
+        (127.5, {Precision.MATCH, Precision.FP32, Precision.TF32, Precision.FP16, Precision.BF16}),
+        (128.5, {Precision.MATCH, Precision.FP32, Precision.TF32, Precision.FP16}),
+        (1024.5, {Precision.MATCH, Precision.FP32}),
+    ):
+        x = torch.tensor([[number, 0.0, number, -1.5]])
+        exact = trace_reference(lambda x=x: [x.double().argmax(-1)])
+        declared = trace_reference(lambda x=x: [x.argmax(-1)])
+        assert {p for p in Precision if keeps_first(exact, declared, p)} == precisions
+        assert {p for p in Precision if represents(p, x)} == precisions
+
+
+def test_divisors_of_remainders_and_their_halves_are_thresholds() -> None:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return torch.remainder(x + 3.0, 6.0) - 3.0
+
+    trace = trace_reference(lambda: [run(torch.randn(3, 4))])
+    assert set(trace.thresholds) == {-6.0, -3.0, 3.0, 6.0}
+    assert trace.edges == ()

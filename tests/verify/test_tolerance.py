@@ -232,3 +232,15 @@ def test_error_within_the_sensitivity_is_marked_and_not_excused() -> None:
         found = strict([y + 2 * gate], expected, Inputs.NORMAL, Terms.of(64))
         assert not found.passed
         assert found.within_sensitivity is within
+
+
+def test_round_numbers_are_judged_narrowly_where_a_coarse_precision_represents_them() -> None:
+    whole = torch.tensor([0.5, 1.0, 1.5, 2.0] * 8, dtype=torch.float64)
+    for factor, passes in ((1.0, False), (1 + 2.0**-12, True)):
+        y = whole * factor
+        output = y.float()
+        output[3] += 0.2
+        jumps = torch.full_like(y, 0.25)
+        expected = Expected([y.float()], [y], [jumps], certain=True)
+        found = strict([output], expected, Inputs.HALVES, Terms.of(1), Precision.BF16)
+        assert found.passed is passes

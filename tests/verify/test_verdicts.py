@@ -46,6 +46,17 @@ def test_seeds_are_not_reused(judged: Judged) -> None:
     assert len(set(seeds)) == len(seeds)
 
 
+def test_change_of_its_own_weights_is_rejected_even_if_outputs_are_right(judged: Judged) -> None:
+    in_place = """
+    y = self.honest(x)
+    self.linear.weight.data[0, 0].add_(1.0)
+    return y
+    """
+    verdict = judged(in_place)
+    assert verdict.reason is Reason.CHANGED_INPUT, verdict
+    assert "of its state dict" in verdict.detail
+
+
 WRONG = {
     "a factor": ("return self.honest(x) * 1.1", Reason.WRONG_VALUES),
     "zeros": ("return torch.zeros(64, 96)", Reason.WRONG_VALUES),
@@ -57,8 +68,12 @@ WRONG = {
     ),
     "bf16 products": (
         """
-        self.linear.weight.data = self.linear.weight.bfloat16().float()
-        return self.honest(x.bfloat16().float())
+        weight = self.linear.weight
+        coarse = torch.nn.Parameter(weight.bfloat16().float())
+        self.linear.weight = coarse
+        y = self.honest(x.bfloat16().float())
+        self.linear.weight = weight
+        return y
         """,
         Reason.LESS_PRECISE,
     ),

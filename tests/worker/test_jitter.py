@@ -31,11 +31,28 @@ def test_openmp_library_that_is_loaded_later_gets_the_number_of_threads(
     shutil.copy(Path(known[0]._name).resolve(), copy)
     later = ctypes.CDLL(str(copy))
     usual = later.omp_get_max_threads()
-    assert len(jitter._openmp()) == len(known) + 1 == len(_openmp_libraries())
+    assert len(jitter._openmp()) == len(known) + 1 == len(_openmp_libraries(jitter._libc))
     with jitter.interrupted():
         assert {library.omp_get_max_threads() for library in jitter._openmp()} == {3}
         assert later.omp_get_max_threads() == 3
     assert later.omp_get_max_threads() == usual
+
+
+def test_openmp_libraries_are_found_if_the_sandbox_refuses_the_memory_map(
+    jitter: Jitter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine short of memory an honest candidate was refused for it."""
+    import torch  # noqa: F401  (it loads an OpenMP library)
+
+    def refused(*_: object, **__: object) -> str:
+        raise PermissionError
+
+    known = [library._name for library in _openmp_libraries(jitter._libc)]
+    assert known
+    monkeypatch.setattr(Path, "read_text", refused)
+    assert [library._name for library in _openmp_libraries(jitter._libc)] == known
+    monkeypatch.setattr(jitter, "_libc", object())  # a C library that cannot list them
+    assert jitter._openmp() == []
 
 
 def test_loads_are_counted(tmp_path: Path) -> None:

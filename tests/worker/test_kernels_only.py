@@ -39,6 +39,14 @@ for code in json.load(sys.stdin):
 print(json.dumps(found))
 """
 ALLOWED = [
+    """
+from cuagent.worker.state import changed_name
+layer = torch.nn.Linear(4, 3)
+state = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
+assert changed_name(layer, state) is None
+state["bias"].zero_()
+assert changed_name(layer, state) == "bias"
+""",
     "torch.mm(x, w); torch.addmm(x, x, w); x @ w; torch.nn.functional.linear(x, w, x[0])",
     "torch.nn.functional.conv2d(image, filters, torch.zeros(4), padding=1)",
     "torch.nn.functional.conv_transpose2d(image, filters)",

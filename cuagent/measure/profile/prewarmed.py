@@ -51,9 +51,9 @@ class Profiles:
             session.close()
             session = None
         if session is None:
-            with self._device_lock.shared():
+            with self._device_lock.shared() as sharing:
                 session = self._started(attempt is not None)
-                session.await_opened()
+                session.await_opened(sharing=sharing)
         with closing(session) as opened:
             return opened.finish(attempt, build, **options)
 

@@ -25,6 +25,7 @@ from cuagent.arms import CANDIDATE, EAGER
 from cuagent.attempt import Attempt
 from cuagent.build.result import Build
 from cuagent.build.vectors import Loop, vectorised
+from cuagent.device_lock import ALONE, Sharing
 from cuagent.kernels.compiler import BUILD
 from cuagent.measure.profile.child import REQUEST, RESULT
 from cuagent.measure.profile.counters import Counters, CountersMissing, read, run
@@ -42,6 +43,7 @@ from cuagent.verify.report import build_failure
 from cuagent.worker import ForkServer, ForkServerError, ModelSpec
 from cuagent.worker.channel import send_message
 from cuagent.worker.fork_server import Child, inherited_environment
+from cuagent.worker.giving_way import await_child
 
 TIME_LIMIT_S = 120.0
 """Time limit of a profile in seconds, without hardware counters."""
@@ -136,11 +138,15 @@ class ProfileSession:
         send_message(child.channel, message)
         return child
 
-    def await_opened(self, seconds: float = TIME_LIMIT_S) -> None:
+    def await_opened(self, seconds: float = TIME_LIMIT_S, sharing: Sharing = ALONE) -> None:
         """Wait at most `seconds` until the child is prepared and idle, so that it does not disturb
-        a timing."""
+        a timing.
+
+        The device is held by `sharing`; the child is stopped while a timing waits for it.
+        """
         # The child reports once, before the attempt's code is in it; nothing else is ever read.
-        select.select([self._child.channel], [], [], seconds)
+        with suppress(TimeoutError):
+            await_child(self._fork_server, self._child, sharing, seconds)
 
     def finish(
         self,

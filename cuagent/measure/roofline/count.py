@@ -20,6 +20,7 @@ from cuagent.measure.roofline.model import Work
 from cuagent.measure.roofline.work import count_work, matrix_unit
 from cuagent.task import Task, TaskError, check_runs, open_reference
 from cuagent.task.plain import task_from_json, task_to_json
+from cuagent.verify.oracle.process import ONE_QUEUE
 from cuagent.worker import ForkServer
 from cuagent.worker.channel import send_message
 from cuagent.worker.giving_way import receive_from_child
@@ -52,7 +53,7 @@ def count(task: Task, fork_server: ForkServer, sharing: Sharing = ALONE) -> tupl
 def _count(task: Task, fork_server: ForkServer, sharing: Sharing) -> tuple[Work, str]:
     folder = Path(tempfile.mkdtemp(prefix="count-", dir=fork_server.folder))
     (folder / REQUEST).write_text(json.dumps(task_to_json(task)))
-    child = fork_server.fork("cuagent.measure.roofline.count", folder, {})
+    child = fork_server.fork("cuagent.measure.roofline.count", folder, ONE_QUEUE)
     received, late = None, False
     try:
         received = receive_from_child(fork_server, child, sharing, TIME_LIMIT_S)

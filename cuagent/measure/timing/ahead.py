@@ -169,8 +169,14 @@ class OpenedAhead:
                     self._sessions[name] = session
                     break
         try:
-            self._first_call(name, session)
-        finally:
-            seconds = time.perf_counter() - begun - (self._paused_s - paused)
-            self._opened(name, seconds)
+            try:
+                self._first_call(name, session)
+            finally:
+                seconds = time.perf_counter() - begun - (self._paused_s - paused)
+                self._opened(name, seconds)
+        except BaseException:
+            with self._opening:
+                self._sessions.pop(name, None)  # another process may soon have its id
+                session.close()  # no caller of `take` or `end` gets this session
+            raise
         return TimedArm(name, session, seconds)

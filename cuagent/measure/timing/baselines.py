@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from functools import partial
 
 from cuagent.arms import EAGER
-from cuagent.device_lock import DeviceLock, GiveWay
+from cuagent.device_lock import ALONE, DeviceLock, Sharing
 from cuagent.durations import Stage
 from cuagent.events import Emit, Phase
 from cuagent.measure.timing.ahead import OpenedAhead
@@ -27,7 +27,7 @@ from cuagent.task import Device
 from cuagent.verify.batch import Batch
 from cuagent.verify.referee import Referee
 from cuagent.worker import ForkServerError, Session, SessionEnded, Status
-from cuagent.worker.giving_way import DRAIN_S, POLL_S
+from cuagent.worker.giving_way import DRAIN_S, POLL_S, run_giving_way
 
 FRESH_IF_OPENED_IN_S = {Device.CPU: 2.0, Device.CUDA: 0.5}
 """Seconds; a baseline that opens faster than this gets a fresh process for every timing. The CPU's
@@ -191,14 +191,14 @@ class Baselines:
     def timed_arms(
         self,
         batch: Batch,
-        give_way: GiveWay = lambda: None,
+        sharing: Sharing = ALONE,
         beside: Sequence[Session] = (),
     ) -> dict[str, TimedArm]:
         """Return a warmed-up timed arm for each baseline, opening those that have no process.
 
-        Baselines that fail are left out. On the CPU a second eager process (`TWIN`) is added. On a
-        shared device `give_way` is called while the processes open, if a timing waits; they are
-        stopped meanwhile, and so are the new processes `beside` them.
+        Baselines that fail are left out. On the CPU a second eager process (`TWIN`) is added. The
+        device is held by `sharing`. If a timing waits, processes that open are stopped meanwhile,
+        and so are the new processes `beside` them.
         """
         timed_arms = {}
         names = self.names
@@ -207,13 +207,13 @@ class Baselines:
         if self.device_lock.lock is None:
             self._open_in_parallel(batch)
         else:
-            self._open_giving_way(batch, give_way, beside)
+            self._open_giving_way(batch, sharing, beside)
         for name in names:
             if name in self.failed:
                 continue
             if name not in self._warm and not beside:  # a large task opens one after the other
-                give_way()
-            if (timed_arm := self._open_and_warm(name, batch)) is not None:
+                sharing()
+            if (timed_arm := self._open_and_warm(name, batch, sharing)) is not None:
                 timed_arms[name] = timed_arm
         self.were_opened = True
         return timed_arms
@@ -263,7 +263,7 @@ class Baselines:
             self.referee.batches.discard(self._batch)
             self._batch = None
 
-    def _open_and_warm(self, name: str, batch: Batch) -> TimedArm | None:
+    def _open_and_warm(self, name: str, batch: Batch, sharing: Sharing) -> TimedArm | None:
         """Return the warmed-up timed arm of one baseline, opened if necessary; None if it fails.
 
         If its process has ended or was lost, it is opened once more.
@@ -272,7 +272,7 @@ class Baselines:
             try:
                 with self._background_after(STALL_S):
                     if name not in self._warm:
-                        self._warm[name] = self._open(name, batch)
+                        self._warm[name] = self._open(name, batch, sharing)
                     warm_arm = self._warm[name]
                     return warmed(name, warm_arm.session, batch, opened_s=warm_arm.opened_s)
             except SessionEnded as error:
@@ -300,7 +300,7 @@ class Baselines:
     def _opening_ahead(self) -> set[str]:
         return {name for name in self.names if self._ahead is not None and name in self._ahead}
 
-    def _open_giving_way(self, batch: Batch, give_way: GiveWay, beside: Sequence[Session]) -> None:
+    def _open_giving_way(self, batch: Batch, sharing: Sharing, beside: Sequence[Session]) -> None:
         """Open the missing baselines at the same time. If a timing waits for the device, stop them
         until it is free again."""
         missing = self._missing()
@@ -314,7 +314,7 @@ class Baselines:
                     with opening.paused(beside) as stopped:
                         if stopped:
                             time.sleep(drain_s(self.device, missing, self.referee.facts.call_s))
-                            give_way()
+                            sharing()
             for name in missing:
                 with suppress(SessionEnded, ForkServerError):
                     self._warm[name] = opening.take(name)
@@ -357,7 +357,7 @@ class Baselines:
         self._begun.add(name)
         return self.referee.processes.begin_reference(arm, environment=graphs, cores=self.cores)
 
-    def _open(self, name: str, batch: Batch) -> TimedArm:
+    def _open(self, name: str, batch: Batch, sharing: Sharing) -> TimedArm:
         if self._ahead is not None and name in self._ahead:
             return self._ahead.take(name)
         if name != TWIN:
@@ -365,8 +365,10 @@ class Baselines:
         free = free_memory(self.device)
         begun = time.perf_counter()
         session = self._fork(name)
-        self.referee.processes.finish_reference(session)
-        timed_arm = warmed(name, session, batch, begun)
+        open_it = partial(self._first_call, batch, name, session)
+        given_away_s = run_giving_way(open_it, session, sharing)
+        opened_s = time.perf_counter() - begun - given_away_s
+        timed_arm = warmed(name, session, batch, opened_s=opened_s)
         timed_arm.memory = None if free is None else free - (free_memory(self.device) or 0)
         return timed_arm
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -30,7 +30,7 @@ from cuagent.task import Device
 from cuagent.verdict import RuleResult, on_inputs
 from cuagent.verify.batch import Batch
 from cuagent.verify.calls import FLUSH
-from cuagent.verify.inputs.kinds import EXACT, Inputs
+from cuagent.verify.inputs.kinds import EXACT, UNPERTURBED, Inputs
 from cuagent.verify.referee import Referee
 from cuagent.worker.memory.fingerprint import Fingerprint
 from cuagent.worker.session import Block
@@ -210,7 +210,7 @@ class Repeats:
         The candidate cannot distinguish it from a timed block. Returns a message if an output is
         wrong, else "".
         """
-        kinds = [kind for kind in self.referee.facts.kinds if kind not in EXACT]
+        kinds = checked_kinds(self.referee.facts.kinds)
         self.random.shuffle(kinds)
         kind_of = dict(zip(slots, itertools.cycle(kinds), strict=False))
         for slot, kind in kind_of.items():
@@ -268,6 +268,12 @@ class Repeats:
     @cached_property
     def _key(self) -> Fingerprint:
         return Fingerprint.random(self.device.value)
+
+
+def checked_kinds(kinds: Iterable[Inputs]) -> list[Inputs]:
+    """Return those of a task's kinds of inputs on which timed outputs are judged, with the weights
+    of the timing."""
+    return [kind for kind in kinds if kind not in (*EXACT, *UNPERTURBED)]
 
 
 def clock(

@@ -16,6 +16,7 @@ from cuagent.verify.inputs.lines import LineView, axes
 from cuagent.verify.inputs.random_values import balanced, randn, seeded, uniform, with_values
 from cuagent.verify.inputs.ranges import Ends, Range
 from cuagent.verify.inputs.varied import Fixed
+from cuagent.verify.tensors import is_inexact
 from cuagent.verify.trace import halves
 
 if TYPE_CHECKING:
@@ -220,22 +221,35 @@ def _all_drawn(
     thresholds: Sequence[float],
     form: _Form,
 ) -> list[Tensor]:
-    """Return inputs in which every floating tensor is drawn by `kind`; others are unchanged.
+    """Return inputs in which every floating or complex tensor is drawn by `kind`; others are
+    unchanged.
 
-    In CANCELLATION and FEW only the first floating tensor is; further ones are drawn as INTEGER.
+    In CANCELLATION and FEW only the first of them is; further ones are drawn as INTEGER.
     """
     drawn: list[Tensor] = []
     for tensor in own:
-        if not tensor.is_floating_point():
+        if not is_inexact(tensor):
             drawn.append(tensor)
             continue
-        before = sum(other.is_floating_point() for other in own[: len(drawn)])
+        before = sum(map(is_inexact, own[: len(drawn)]))
         what = Inputs.INTEGER if kind in (Inputs.CANCELLATION, Inputs.FEW) and before else kind
+        if tensor.is_complex():
+            drawn.append(_drawn_complex(what, tensor, generator, form))
+            continue
         one = _drawn(what, tensor, generator, form)
         if kind is Inputs.TIES and thresholds:
             one = with_values(one, thresholds, generator)
         drawn.append(one + OPPOSED_OFFSET * (-1) ** before if kind is Inputs.OPPOSED else one)
     return drawn
+
+
+def _drawn_complex(kind: Inputs, tensor: Tensor, generator: Generator, form: _Form) -> Tensor:
+    """Return a complex tensor whose real and imaginary parts are drawn as one row."""
+    import torch
+
+    parts = torch.view_as_real(tensor.resolve_conj())
+    drawn = _drawn(kind, parts.flatten(-2), generator, form)
+    return torch.view_as_complex(drawn.reshape(parts.shape).contiguous())
 
 
 def _drawn(kind: Inputs, tensor: Tensor, generator: Generator, form: _Form) -> Tensor:

@@ -46,7 +46,11 @@ class Inputs(StrEnum):
     TINY = "tiny numbers"
     """Rows of magnitude 1e-4 to 1e-9, so that divisors are tiny but not zero."""
     FAINT = "tiny numbers throughout"
-    """Numbers of magnitude 6e-5 throughout, for references that normalise over more than a row."""
+    """Numbers of magnitude 6e-5 throughout, for references that normalise over more than a row.
+
+    If the outputs would be tiny too, only one tensor is tiny, with a norm of 1/4; another one in
+    each draw.
+    """
     HUGE = "huge numbers"
     """Like LARGE, with magnitude 1e18.
 
@@ -166,6 +170,12 @@ ROUND = (Inputs.TIES, Inputs.BRINK, Inputs.HALVES)
 """Kinds of round numbers whose sums are exact, so that comparisons of them are certain."""
 EXACT = (Inputs.INTEGER, Inputs.CANCELLATION, Inputs.FEW, *ROUND)
 """Kinds on which a correct kernel makes no rounding error if the reference makes none."""
+UNPERTURBED = (Inputs.ALIKE,)
+"""Kinds that no perturbation of the weights may move, unless they are shaken weights.
+
+A norm over copies of one embedded number is exactly its bias. If that is zero, any roundoff is an
+error without a bound.
+"""
 AMONG_OWN = (Inputs.OWN, Inputs.ENDS, Inputs.TAILS)
 """Kinds in which some floating numbers are those of the task's get_inputs."""
 PLACED = (

@@ -48,7 +48,7 @@ class ReferenceRuns:
 
 
 def scaled(tensors: Sequence[Tensor], factor: float) -> list[Tensor]:
-    return [x * factor if x.is_floating_point() else x for x in tensors]
+    return [x * factor if is_inexact(x) else x for x in tensors]
 
 
 def keeps_size(results: Sequence[Tensor], larger: Sequence[Tensor]) -> bool:

@@ -8,7 +8,7 @@ reach the share min(1, D R / n) of the places.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -36,14 +36,24 @@ from cuagent.verify.inputs.sweeps import (
     sweep_count,
     values_of,
 )
+from cuagent.verify.inputs.traced import (
+    computes_with_indices,
+    line_views_of,
+    shifts_along_axes,
+    squares,
+)
 from cuagent.verify.inputs.varied import Change, Fixed, accepted_changes
 from cuagent.verify.tensors import is_inexact
 from cuagent.verify.trace.reference_trace import ReferenceTrace
-from cuagent.verify.trace.selections import POOLS, SHIFTED, Selection
+from cuagent.verify.trace.selections import SHIFTED
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+FAINT_NORM = 0.25
+"""Norm of the tiny tensor in draws of Inputs.FAINT with a single one: below a usual limit of 1."""
+MOST_FAINT = 3
+"""Largest number of draws of Inputs.FAINT in which one tensor is tiny."""
 MOST_VARIED = 8
 """Largest number of draws with changed fixed integers; more only if there are more changes."""
 
@@ -97,6 +107,10 @@ class Repertoire:
     fraction_bits: int = 23
     """Bits after the binary point in the factors of the reference's products (23 for fp32)."""
 
+    faint: tuple[int, ...] = ()
+    """Numbers of the tensors of which one is tiny in each draw of Inputs.FAINT; the others are
+    normal. Empty if all are tiny."""
+
     def keeps_own(self, kind: Inputs) -> bool:
         """Return True if tensors with a limited domain keep numbers of their own in this kind."""
         return kind in self.kept_domains or (self.flat_own and kind is Inputs.FLAT)
@@ -124,6 +138,9 @@ class Repertoire:
             uniform_scale=self.uniform_scale,
             fraction_bits=self.fraction_bits,
         )
+        if kind is Inputs.FAINT and self.faint:
+            only = self.faint[step % len(self.faint)]
+            return [_single_faint(x, n == only) for n, x in enumerate(drawn)]
         if kind is Inputs.FLAT and self.flat_own:
             both = zip(own, drawn, self.ends, strict=True)
             return [flat_among(x, y) if of else y for x, y, of in both]
@@ -142,8 +159,6 @@ If a reference refuses such a kind, tensors with a limited domain (probabilities
 keep the numbers of get_inputs in it.
 """
 FLAT, NONE = Inputs.FLAT, frozenset[Inputs]()
-SQUARING = ("var", "std", "norm", "dist", "hypot", "complex abs")
-"""Parts of the names of operators whose formula squares its input."""
 
 
 def repertoire(
@@ -161,7 +176,7 @@ def repertoire(
     call, `ends` the result of `ends_of`, `fraction_bits` that of `Terms`.
     """
     selections = trace.selections
-    line_views = tuple(_line_views(tensor, selections) for tensor in own)
+    line_views = tuple(line_views_of(tensor, selections) for tensor in own)
     all_kinds = Repertoire(
         tuple(ranges),
         line_views,
@@ -172,7 +187,7 @@ def repertoire(
         scales=trace.scales,
         ends=tuple(ends),
         infinities=trace.handles_infinity,
-        uniform_scale=_computes_with_indices(trace),
+        uniform_scale=computes_with_indices(trace),
         fraction_bits=fraction_bits,
     )
     if any(ends) and not all(of for of, x in zip(ends, own, strict=True) if is_float(x)):
@@ -196,14 +211,39 @@ def repertoire(
         and not (kind is Inputs.MISSING and not trace.handles_nan)
         and not (kind is Inputs.ENDS and not any(ends))
         and not (kind in (Inputs.TINY, Inputs.FAINT) and all_kinds.uniform_scale)
-        and not (kind in (Inputs.LARGE, Inputs.HUGE) and _shifts_along_axes(selections))
-        and not (kind is Inputs.HUGE and _squares(trace.names))
+        and not (kind in (Inputs.LARGE, Inputs.HUGE) and shifts_along_axes(selections))
+        and not (kind is Inputs.HUGE and squares(trace.names))
         and (kind is Inputs.OWN or _is_answered(runs, all_kinds, kind, own, selects=selects))
     )
     chosen = replace(all_kinds, kinds=kinds)
+    if Inputs.FAINT not in kinds and not all_kinds.uniform_scale:
+        chosen = _with_single_faint(chosen, runs, own)
     if Inputs.TAILS in kinds:
         chosen = replace(chosen, mixed_tails=_vanishing_steps(runs, chosen, own))
     return _with_sweeps(chosen, own, trace, call_s)
+
+
+def _single_faint(tensor: Tensor, is_only: bool) -> Tensor:
+    """Return a tensor of size FAINT_SIZE scaled to a norm of 1/4, or to unit size unless
+    `is_only`."""
+    if not is_inexact(tensor):
+        return tensor
+    return tensor * ((FAINT_NORM / max(1, tensor.numel()) ** 0.5 if is_only else 1.0) / FAINT_SIZE)
+
+
+def _with_single_faint(
+    chosen: Repertoire, runs: ReferenceRuns, own: Sequence[Tensor]
+) -> Repertoire:
+    """Return the repertoire plus draws of Inputs.FAINT in which one of several tensors is tiny."""
+    inexact = [number for number, x in enumerate(own) if is_inexact(x)]
+    if len(inexact) < 2:
+        return chosen
+    faint = tuple(
+        number
+        for number in inexact
+        if _is_answered(runs, replace(chosen, faint=(number,)), Inputs.FAINT, own)
+    )[:MOST_FAINT]
+    return replace(chosen, faint=faint, kinds=(*chosen.kinds, Inputs.FAINT)) if faint else chosen
 
 
 def _vanishing_steps(
@@ -266,6 +306,8 @@ def _with_sweeps(
         for kind in SWEEPS
         if kind is not Inputs.VARIED
     }
+    if suited.faint:
+        sweep_counts[Inputs.FAINT] = SweepCount(len(suited.faint), len(suited.faint))
     return replace(suited, sweep_counts=sweep_counts)
 
 
@@ -297,7 +339,8 @@ def _applies(
             return any(map(is_float, own))
         case Inputs.NAN if selects:
             return False  # honest sorts place numbers differently next to NaN
-    return sum(map(is_float, own)) > (kind is Inputs.OPPOSED)
+    of_kind = is_float if kind in SWEEPS or kind in (Inputs.SORTED, Inputs.OPPOSED) else is_inexact
+    return sum(map(of_kind, own)) > (kind is Inputs.OPPOSED)
 
 
 def _is_answered(
@@ -328,60 +371,10 @@ def _is_answered(
         return True
     if not runs.fits(given, results):
         return False
-    if kind is Inputs.FAINT and not keeps_size(
-        results, runs.forward(scaled(given, 1 / FAINT_SIZE))
-    ):
-        return False
+    if kind is Inputs.FAINT and not available.faint:
+        usual = runs.forward(scaled(given, 1 / FAINT_SIZE))
+        if not keeps_size(results, usual):
+            return False
     if kind is Inputs.HUGE and not agrees_with_fp64(results, runs.forward_fp64(given)):
         return False
     return runs.fills_hidden is None or runs.fills_hidden(given)
-
-
-def _computes_with_indices(trace: ReferenceTrace) -> bool:
-    """Return True if some integer output is computed from indices that an argmax, sort or topk
-    chose.
-    """
-    outputs = zip(trace.outputs, trace.traced, strict=True)
-    return any(chosen.indexed for chosen in trace.selections) and any(
-        not is_inexact(output) and not boolean(output) and traced is None
-        for output, traced in outputs
-    )
-
-
-def _shifts_along_axes(selections: Iterable[Selection]) -> bool:
-    """Return True if the reference subtracts maxima along different axes of tensors of one shape.
-
-    A Sinkhorn normalisation does, for example. An honest kernel may store the sums of rows and
-    columns instead of the matrix. Among numbers of 1e6 such sums lose the logarithms of counts.
-    """
-    found: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
-    for chosen in selections:
-        if chosen.name in SHIFTED:
-            found.setdefault(tuple(chosen.operand.shape), set()).add(tuple(chosen.dims))
-    return any(len(dims) > 1 for dims in found.values())
-
-
-def _squares(names: Iterable[str]) -> bool:
-    """Return True if an operator among `names` squares its input, perhaps in fp64."""
-    return any(word in name for name in names for word in SQUARING)
-
-
-def _line_views(tensor: Tensor, selections: Sequence[Selection]) -> tuple[LineView, ...]:
-    """Return the axes of this input along which the reference chooses elements; empty if unknown.
-
-    An operand with as many elements as the input is assumed to be computed from it elementwise.
-    """
-    found: dict[LineView, None] = {}
-    for chosen in selections:
-        if chosen.operand.numel() == tensor.numel() and chosen.places > 1:
-            dims = chosen.dims[-1:] if chosen.name in POOLS else chosen.dims
-            found[LineView(tuple(chosen.operand.shape), dims)] = None
-    # An extreme of a long line is also one of the shorter line inside it: keep the shorter.
-    return tuple(
-        line_view
-        for line_view in found
-        if not any(
-            other.shape == line_view.shape and set(other.dims) < set(line_view.dims)
-            for other in found
-        )
-    )

@@ -6,10 +6,12 @@ which replace those buffers that the reference accepts with other values (`trace
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from cuagent.verify.inputs.random_values import randn, seeded, shuffled_values
+from cuagent.verify.tensors import is_inexact
 from cuagent.verify.trace.roles import FEW_NUMBERS, Roles, changed_buffer
 
 if TYPE_CHECKING:
@@ -99,7 +101,7 @@ def derive_weights(
         return _grown(kind, shaken, roles or Roles(), generator, positive=positive)
     changed = dict(state)
     for name, tensor in state.items():
-        if tensor.is_floating_point():
+        if is_inexact(tensor):
             learned = name in parameters or name.endswith("running_mean")
             limited = roles is not None and name in roles.clamped and tensor.numel() <= FEW_NUMBERS
             if kind is Weights.SMALL and limited:
@@ -115,7 +117,19 @@ def derive_weights(
     return changed
 
 
+def shared_names(state: dict[str, Tensor]) -> frozenset[str]:
+    """Return the names in a state dict whose tensors share the memory of another one."""
+    places = {name: (x.data_ptr(), x.shape) for name, x in state.items() if x.numel()}
+    counts = Counter(places.values())
+    return frozenset(name for name, place in places.items() if counts[place] > 1)
+
+
 def _weighted(kind: Weights, name: str, tensor: Tensor, generator: Generator) -> Tensor:
+    import torch
+
+    if tensor.is_complex():
+        both = torch.view_as_real(tensor.resolve_conj()).unbind(-1)
+        return torch.complex(*(_weighted(kind, name, part, generator) for part in both))
     match kind:
         case Weights.INTEGER if tensor.dim() < 2:
             return shuffled_values(WHOLE, tensor, generator).to(tensor.dtype)

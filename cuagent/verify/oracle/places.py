@@ -114,8 +114,8 @@ class NearTies:
         `exact` and `declared` are traces in fp64 and in the reference's own precision, `runs`
         traces on perturbed inputs. For each integer output that is not traced, write its largest
         change over `runs` to `spread`. The change is 0 if two things are true: the numbers that
-        decide the output are equal in both precisions, so they are exact; and each chosen index is
-        surely the first of equal elements.
+        decide the output are exact (`traces_decide_equally`); and each chosen index is surely the
+        first of equal elements.
         """
         import torch
 
@@ -124,7 +124,7 @@ class NearTies:
                 view.zero_()
         indexed = any(selection.indexed for selection in exact.selections)
         decided = keeps_first if indexed else traces_decide_equally
-        fixed = self.admitted in bounds.OWN_ARITHMETIC and decided(exact, declared)
+        fixed = decided(exact, declared, self.admitted)
 
         def observed() -> Iterator[ReferenceTrace]:
             for run in runs:
@@ -140,10 +140,10 @@ class NearTies:
 
 
 def traces_decide_equally(
-    exact: ReferenceTrace, declared: ReferenceTrace, *, kinks: bool = False
+    exact: ReferenceTrace, declared: ReferenceTrace, admitted: Precision, *, kinks: bool = False
 ) -> bool:
     """Return True if all decisions of the reference depend on numbers that are equal in both
-    precisions.
+    precisions, and that the `admitted` precision represents.
 
     Decisions are comparisons, roundings and choices. With `kinks` those at the kinks of a backward
     pass (relu, abs) are included.
@@ -155,22 +155,28 @@ def traces_decide_equally(
     if not theirs or len(theirs) != len(ours):
         return False
     return all(
-        x.numel() and x.dtype != y.dtype and torch.equal(x.to(y.dtype), y)
+        x.numel()
+        and x.dtype != y.dtype
+        and torch.equal(x.to(y.dtype), y)
+        and bounds.represents(admitted, y)
         for x, y in zip(ours, theirs, strict=True)
     )
 
 
-def keeps_first(exact: ReferenceTrace, declared: ReferenceTrace) -> bool:
+def keeps_first(exact: ReferenceTrace, declared: ReferenceTrace, admitted: Precision) -> bool:
     """Return True if a kernel must choose the same indices as the reference, also among equal
     elements.
 
-    The elements are equal in both precisions, and each operator guarantees the first of equal ones.
+    The elements are exact (`traces_decide_equally`), and each operator guarantees the first of
+    equal ones.
     """
     chosen = [selection for selection in exact.selections if selection.indexed]
     guaranteed = all(selection.first_wins for selection in chosen)
     if not chosen or not guaranteed or _saturates(exact):
         return False
-    return traces_decide_equally(exact, declared)
+    if not exact.decided and not declared.decided:
+        return True  # all decisions are between integers or booleans
+    return traces_decide_equally(exact, declared, admitted)
 
 
 def roundoff_chooses(exact: ReferenceTrace, declared: ReferenceTrace) -> bool:

@@ -20,7 +20,6 @@ from cuagent.verify.oracle import sensitivity
 from cuagent.verify.oracle.infinities import equal_infinities, infinities_of, is_finite
 from cuagent.verify.oracle.places import keeps_first, roundoff_chooses, traces_decide_equally
 from cuagent.verify.oracle.slices import Slicing
-from cuagent.verify.rules.bounds import OWN_ARITHMETIC
 from cuagent.verify.tensors import FAILURES, is_inexact, to_fp64
 from cuagent.verify.trace import mask_fills
 from cuagent.verify.trace.hooks import intercept_operators
@@ -180,7 +179,7 @@ class TwoPrecisions:
         if both is None:
             return None
         exact, _ = both
-        same = traces_decide_equally(*both, kinks=kinks)
+        same = traces_decide_equally(*both, self.task.precision, kinks=kinks)
         # An index may be a choice among equal elements, even if their values are certain.
         has_indices = same and any(selection.indexed for selection in exact.selections)
         decides = exact.decided or (kinks and exact.kinks)
@@ -193,10 +192,8 @@ class TwoPrecisions:
 
     def keeps_first(self, inputs: list[Tensor]) -> bool:
         """Return True if a kernel must choose the same of equal elements (`places.keeps_first`)."""
-        if self.task.precision not in OWN_ARITHMETIC:
-            return False
         traces = map(self._traced_in_both, self._parts(inputs))
-        return all(both is not None and keeps_first(*both) for both in traces)
+        return all(both is not None and keeps_first(*both, self.task.precision) for both in traces)
 
     def _parts(self, inputs: list[Tensor]) -> list[list[Tensor]]:
         """Return the inputs of each slice; the whole inputs as one part if the reference has no

@@ -105,6 +105,8 @@ UNITS = {
     Precision.BF16: 2.0**-8,
 }
 """Unit roundoff of the factors of a product; the key is the admitted precision."""
+BITS = {Precision.TF32: 11, Precision.FP16: 11, Precision.BF16: 8}
+"""Significant bits of numbers in an admitted precision that is coarser than the reference's."""
 
 
 class Sums:
@@ -251,6 +253,17 @@ def is_exact_probe(kind: Inputs, admitted: Precision) -> bool:
     reference's own precision, whose number of bits they fit (`Terms.fraction_bits`).
     """
     return kind in EXACT and (admitted in OWN_ARITHMETIC or kind is Inputs.INTEGER)
+
+
+def represents(precision: Precision, numbers: torch.Tensor) -> bool:
+    """Return True if a correct kernel in the admitted `precision` rounds none of these numbers."""
+    import torch
+
+    if precision in OWN_ARITHMETIC:
+        return True
+    wide = torch.view_as_real(numbers) if numbers.is_complex() else numbers
+    digits = torch.frexp(wide).mantissa * 2.0 ** BITS[precision]
+    return bool((digits == digits.round()).all())
 
 
 def reach(signed: int, unit: float) -> float:

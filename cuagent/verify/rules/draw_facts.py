@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cuagent.task import Precision
 from cuagent.verify.inputs.kinds import EXACT, ROUND, Inputs
-from cuagent.verify.rules.bounds import OWN_ARITHMETIC, Sums, may_jump
+from cuagent.verify.rules.bounds import Sums, is_exact_probe, may_jump
 
 if TYPE_CHECKING:
     from cuagent.verify.trace.reductions import Terms
@@ -37,13 +37,14 @@ class DrawFacts:
     @property
     def decides_truth(self) -> bool:
         """True if a boolean output must be right even at a near-tie."""
-        sure = self.certain or self.kind not in (Inputs.BRINK, Inputs.HALVES)
-        return self.kind in EXACT and sure
+        if self.certain or not is_exact_probe(self.kind, self.admitted):
+            return self.certain and self.kind in EXACT
+        return self.kind not in (Inputs.BRINK, Inputs.HALVES)
 
     @property
     def decides_exactly(self) -> bool:
         """True if a correct kernel decides every comparison as the reference does."""
-        return self.certain and self.kind in ROUND and self.admitted in OWN_ARITHMETIC
+        return self.certain and self.kind in ROUND
 
     def jumps(self, sums: Sums) -> bool:
         """Return True if roundoff may put a correct kernel's result on the other side of a jump."""

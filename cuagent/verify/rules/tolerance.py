@@ -18,7 +18,8 @@ strict  With y the fp64 oracle, e = x - y, s the spread of y: its rms change whe
         Exact probes (small integers, cancellation) keep the narrow gate, and an absolute bound of a
         quarter, if the reference itself is exact: a wrong index is off by at least one.
         Where the task admits TF32 (u = 2^-11), fp16 or bf16, 2.5 rms(s) u / 2^-24 is added to the
-        gate of the rms and five times that to the local one.
+        gate of the rms and five times that to the local one. On round numbers nothing is added
+        where that precision represents the right answer and all numbers that decide it.
 
 An error that these bounds refuse is judged again with the sensitivity m of each element: its
 largest change when inputs, weights and the results of operators are perturbed by as much as honest
@@ -65,6 +66,7 @@ from cuagent.verify.rules.bounds import (
     jump_limit_of,
     number,
     reduced,
+    represents,
     without_jumps,
 )
 from cuagent.verify.rules.discrete import UNEXPLAINED, discrete, refused
@@ -73,7 +75,7 @@ from cuagent.verify.rules.nonfinite import all_misplaced, finite_only, misplaced
 from cuagent.verify.rules.rows import worst_line
 from cuagent.verify.rules.types import Expected, Finding
 from cuagent.verify.rules.wrong import Wrong, describe
-from cuagent.verify.tensors import as_real, in_blocks, is_inexact
+from cuagent.verify.tensors import UNIT, as_real, in_blocks, is_inexact
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
@@ -193,9 +195,12 @@ def _inexact(index: int, tensors: Sequence[Tensor], draw: DrawFacts, carried: fl
     sums = Sums.of((finite(block)[:4] for block in blocks), carried)
     if not sums.count:
         return Finding(True, 0.0, 0.0, 0.0, Precision.MATCH)
+    unit = UNITS[admitted]
     if draw.decides_exactly:
         sums.bound_spread()
-    bound = gates(sums, tensors[0].dtype, kind, terms, UNITS[admitted])
+        is_exact = sums.exact(kind) and all(represents(admitted, y) for _, _, y, *_ in blocks)
+        unit = UNIT if is_exact else unit
+    bound = gates(sums, tensors[0].dtype, kind, terms, unit)
     jump_limit = jump_limit_of(sums, kind, terms, draw.unit) if draw.jumps(sums) else NO_JUMPS
     remaining = (
         Sums.of(_without_jumps(map(finite, blocks), jump_limit), carried)

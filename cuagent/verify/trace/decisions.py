@@ -35,6 +35,12 @@ COMPARING = frozenset(
 """Operators that compute another formula on each side of a threshold."""
 JUMPING = frozenset(("gt", "ge", "lt", "le", "eq", "ne", "threshold", "hardshrink"))
 """Operators of COMPARING whose result jumps at the threshold."""
+DIVIDING = frozenset(("remainder", "fmod", "floor_divide"))
+"""Operators that jump at the multiples of a divisor.
+
+Half of it counts as a threshold too, because angles are shifted by half a turn before they are
+wrapped.
+"""
 KINKS: dict[str, tuple[tuple[int, ...], tuple[float, ...]]] = {
     "hardtanh_backward": ((1,), ()),
     "threshold_backward": ((1,), ()),
@@ -116,9 +122,11 @@ def _thresholds(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> list[
     represents.
     """
     kink = KINKS.get(name)
-    if kink is None and name not in COMPARING:
+    if kink is None and name not in COMPARING and name not in DIVIDING:
         return []
     numbers = [x for x in (*args, *kwargs.values()) if isinstance(x, int | float)]
+    if name in DIVIDING:
+        numbers = [side * x / 2 for x in numbers for side in (-2, -1, 1, 2)]
     numbers += kink[1] if kink is not None else ()
     return [float(x) for x in numbers if abs(x) <= LARGEST_ROUND and x / FINEST == x // FINEST]
 

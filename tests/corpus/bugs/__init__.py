@@ -13,8 +13,10 @@ from . import (
     convolutions,
     cuda,
     elementwise,
+    fresh,
     indices,
     inputs,
+    meanings,
     memory,
     missing,
     norms,
@@ -45,12 +47,12 @@ TOPICS: dict[str, tuple[Bug, ...]] = {
     "NaN on purpose": missing.BUGS,
     "long sums": sums.BUGS,
     "shortcuts and kept memory": shortcuts.BUGS,
-    "meaning of operations": semantics.BUGS,
+    "meaning of operations": semantics.BUGS + meanings.BUGS,
     "kernels for the GPU": cuda.BUGS,
 }
 
 BUGS: tuple[Bug, ...] = tuple(
     bug if bug.topic else replace(bug, topic=topic)
-    for topic, bugs in TOPICS.items()
+    for topic, bugs in (*TOPICS.items(), ("", fresh.BUGS))
     for bug in bugs
 )
