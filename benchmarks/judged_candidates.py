@@ -1,11 +1,12 @@
 """Judge the expert's first candidate of some tasks, and time it against eager and torch.compile.
 
-    python benchmarks/judged_candidates.py [--device cuda|cpu] [--jobs N] [--json FILE] TASK ...
+    python benchmarks/judged_candidates.py [--device cuda|cpu] [--jobs N] [--untimed] [--json FILE]
+        TASK ...
 
 TASK is a task file. Each task has its own process; on a GPU, `--jobs` of them share the device, and
 only one is timed at the same time. The program prints for each task the verdict, the largest error
 as a share of its bound, the speedups over eager and torch.compile with their 95 % intervals (quick
-timing), and the seconds that the judgement took.
+timing), and the seconds that the judgement took. With `--untimed` it only verifies.
 Not covered, unlike in `cuagent bench`: a search, other rungs than the default torch.compile.
 """
 
@@ -37,11 +38,15 @@ def main() -> None:
     parser.add_argument("tasks", nargs="+")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--untimed", action="store_true", help="verify only")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     found = []
     with ProcessPoolExecutor(given.jobs, get_context("spawn"), max_tasks_per_child=1) as pool:
-        futures = [pool.submit(judged, task, given.device, given.jobs > 1) for task in given.tasks]
+        effort = None if given.untimed else Effort.QUICK
+        futures = [
+            pool.submit(judged, task, given.device, given.jobs > 1, effort) for task in given.tasks
+        ]
         for future in as_completed(futures):
             found.append(future.result())
             print(line(found[-1]), flush=True)
@@ -49,22 +54,23 @@ def main() -> None:
                 given.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
 
 
-def judged(path: str, device: str, shared: bool) -> dict[str, Any]:
+def judged(path: str, device: str, shared: bool, effort: Effort | None) -> dict[str, Any]:
     """Judge the expert's first candidate for one task file; return its record, with a `reason` if
     it failed.
 
-    `shared`: True if other tasks use the device at the same time.
+    `shared`: True if other tasks use the device at the same time. `effort`: of the timing; None
+    for a verdict without timing.
     """
     started = time.monotonic()
     record: dict[str, Any] = {"task": Path(path).stem}
     try:
-        record |= _judged(path, device, shared)
+        record |= _judged(path, device, shared, effort)
     except Exception as error:  # noqa: BLE001 - the process boundary: the other tasks go on
         record["reason"] = f"{type(error).__name__}: {error}"
     return record | {"seconds": round(time.monotonic() - started, 1)}
 
 
-def _judged(path: str, device: str, shared: bool) -> dict[str, Any]:
+def _judged(path: str, device: str, shared: bool, effort: Effort | None) -> dict[str, Any]:
     task = load_task(path, device=device)
     record: dict[str, Any] = {"device": describe(task.device), "kernels": []}
     candidate = make_candidate(open_subject(task), Options())
@@ -74,7 +80,7 @@ def _judged(path: str, device: str, shared: bool) -> dict[str, Any]:
     on_gpu = task.device == "cuda"
     lock = lock_file(os.environ.get("CUDA_VISIBLE_DEVICES", "0")) if shared and on_gpu else None
     with LocalJudge(task, device_lock=DeviceLock(lock)) as judge:
-        judgement = judge.judge(Attempt(tuple(candidate.files.items())), Effort.QUICK)
+        judgement = judge.judge(Attempt(tuple(candidate.files.items())), effort)
     verdict, timing = judgement.verdict, judgement.timing
     record |= {
         "accepted": verdict.accepted,

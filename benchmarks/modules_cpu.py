@@ -5,8 +5,9 @@
 The modules are the files of `cpu_modules/`: blocks of language models, image networks, recommenders
 and speech models, losses and loops over time, some in bf16. No file was changed after it was first
 measured. The twelve of `cpu_modules_2/` were first measured after the expert had been developed on
-the others, and so were the 24 of `cpu_modules_3/` and then the six of `cpu_modules_4/`. Half of
-these are blocks of the packages transformers and timm, which must be installed.
+the others, and so were the 24 of `cpu_modules_3/`, then the six of `cpu_modules_4/` (half of these
+30 are blocks of the packages transformers and timm, which must be installed), and then the 31 of
+`cpu_modules_5/`.
 
 All arms run in one process on one thread and are measured in processor time of that thread, in
 blocks that alternate, so that other load on the machine affects all alike (`small_cpu.alternate`).

@@ -17,6 +17,7 @@ FAMILIES = {
     "streaming": "elementwise operations and reductions, in one loop nest",
     "scans": "cumulative sums and products",
     "scatters": "sums and extremes of rows by index (CPU)",
+    "selections": "the largest or smallest elements of rows, in order (CPU)",
     "pooling": "extremes and means of windows; interpolation",
     "loops": "all steps of a loop that updates a state elementwise",
     "depthwise": "convolutions of each channel by itself",
@@ -29,6 +30,7 @@ FAMILIES = {
 ANCHORS = {
     Kind.SCAN: "scans",
     Kind.SCATTER: "scatters",
+    Kind.SELECTION: "selections",
     Kind.POOL: "pooling",
     Kind.RESAMPLE: "pooling",
     Kind.DEPTHWISE: "depthwise",

@@ -204,3 +204,31 @@ def test_vectors_run_over_groups_of_a_few_elements(make, name):
     made = made_of(make, name)
     (text,) = [t for path, t in made.candidate.files.items() if path.endswith(".cpp")]
     assert "GCC unroll" in text
+
+
+SHORT_PRODUCTS = {
+    "small matrices": "p = x[:, :9].view(-1, 3, 3); return (p @ p @ self.layer.weight.t()).exp()",
+    "points": "return (2 - 2 * x[:, :3] @ x[:, :3].t()).exp()",
+    "a batch": "p = x[:, :8].view(5, -1, 2); return torch.bmm(p, p.transpose(1, 2)).sum(-1)",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHORT_PRODUCTS)
+def test_a_product_of_few_terms_is_computed_by_elementwise_operations(make, name):
+    text = HEAD.format(
+        layer="nn.Linear(3, 3)", body=SHORT_PRODUCTS[name], inputs="torch.randn(20, 9)"
+    )
+    made = make(text, "Model")
+    assert_agrees(made)
+    calls = made.candidate.files["model_new.py"].split("class ModelNew")[1]
+    assert not any(f"torch.{word}(" in calls for word in ("matmul", "mm", "bmm"))
+    assert "F.linear(" not in calls
+
+
+@pytest.mark.slow
+def test_padding_of_three_dimensions_by_their_own_elements_is_left_to_torch(make):
+    body = "return F.pad(x * 2, (1, 1, 1, 1, 1, 1), mode='circular').exp()"
+    made = make(HEAD.format(layer="None", body=body, inputs="torch.randn(1, 2, 5, 5, 5)"), "Model")
+    assert_agrees(made)
+    assert len(made.candidate.kernels) <= 2

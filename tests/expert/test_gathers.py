@@ -145,3 +145,24 @@ def test_slices_of_a_large_table_are_fetched_in_advance(make, name, width, dtype
     ids[-1, -1] = 9000
     with torch.no_grad():
         assert new(ids).isnan().any()
+
+
+def test_products_of_fields_are_summed_without_a_stack_and_without_copies_of_rows(make):
+    text = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tables = torch.nn.ModuleList(torch.nn.Embedding(50, 8) for _ in range(5))
+    def forward(self, x):
+        v = [table(x) for table in self.tables]
+        pairs = [v[j][:, i] * v[i][:, j] for i in range(5) for j in range(i + 1, 5)]
+        return torch.stack(pairs, dim=1).sum((1, 2)).sigmoid(), torch.stack(pairs, 0).sum(0)
+def get_inputs(): return [torch.randint(0, 50, (40, 5))]
+def get_init_inputs(): return []
+"""
+    made = make(text, "Model")
+    assert_agrees(made)
+    forward = made.candidate.files["model_new.py"].split("class ModelNew")[1]
+    assert "stack.default" not in forward
+    assert "F.embedding" not in forward

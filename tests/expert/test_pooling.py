@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from agreement import assert_agrees  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Options
@@ -105,3 +106,37 @@ def test_max_pool_keeps_a_nan(make, place):
         expected, got = made.reference()(x, s), made.cls().eval()(x, s)
     assert expected.isnan().any()
     assert torch.equal(got.nan_to_num(7e7), expected.nan_to_num(7e7))
+
+
+OVERLAPPING = {
+    "peaks": "s = x.sigmoid(); return s * (F.max_pool2d(s, 3, 1, 1) == s)",
+    "strided": "return F.max_pool2d(F.relu(x), 3, 2, 1)",
+    "dilated": "return F.max_pool2d(x.tanh(), 3, 1, 2, dilation=2)",
+    "the last window reaches beyond the border": "return F.max_pool2d(x, 3, 2, ceil_mode=True) * 2",
+    "means without padding": "return F.avg_pool2d(x.exp(), 3, 1, 1, count_include_pad=False)",
+    "means": "return F.avg_pool2d(x, (5, 3), (2, 1), (2, 0)) - 1",
+    "rows that no window reads": "return F.max_pool2d(x[:, :, :20, :19], 4, 3) + 1",
+    "three dimensions": "return F.max_pool3d(x.view(2, 4, 2, 23, 30).exp(), (2, 3, 3), 1, 1)",
+}
+
+
+@pytest.mark.parametrize("name", OVERLAPPING)
+def test_overlapping_windows_are_read_from_a_copy_with_a_border(make, name):
+    text = f"""
+import torch
+import torch.nn.functional as F
+class Model(torch.nn.Module):
+    def forward(self, x):
+        {OVERLAPPING[name]}
+def get_inputs():
+    x = torch.randn(2, 8, 23, 30)
+    return [x]
+def get_init_inputs(): return []
+"""
+    made = make(text, "Model")
+    new = assert_agrees(made)
+    assert any("plane[" in t for t in made.candidate.files.values())
+    x = made.inputs()[0]
+    x[0, 0, 5, 7] = torch.nan
+    with torch.no_grad():
+        assert torch.equal(new(x).isnan(), made.reference().eval()(x).isnan())

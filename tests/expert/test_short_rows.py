@@ -74,3 +74,32 @@ def test_rows_with_nan_and_infinities_are_as_in_torch(make):
         got = made.cls().eval()(x, m, labels)
     torch.testing.assert_close(got[0], x.softmax(-1), equal_nan=True)
     torch.testing.assert_close(got[1], x.exp().amax(-1), equal_nan=True)
+
+
+COLUMNS = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.square = torch.nn.Parameter(torch.randn({width}, {width}))
+    def forward(self, x):
+        {body}
+def get_inputs(): return [torch.randn(6, 5, {width})]
+def get_init_inputs(): return []
+"""
+STEPS = {
+    "a forward step": "return torch.logsumexp(x[:, 0, :, None] + self.square, 1) + x[:, 1]",
+    "a backward step": "return torch.logsumexp(self.square + x[:, :1], 2) * 2",
+    "a softmax of columns": "y = x * 2 + 1; return y.softmax(1), y.exp().sum(1)",
+    "a result in place": "return torch.softmax(x.flip(0) + 1, 1) * x",
+}
+
+
+@pytest.mark.parametrize("width", [9, 11, 15, 20, 33, 63])
+@pytest.mark.parametrize("name", STEPS)
+def test_the_last_vector_of_some_columns_overlaps_the_one_before(make, name, width):
+    made = make(COLUMNS.format(width=width, body=STEPS[name]), "Model")
+    assert_agrees(made)
+    if name == "a forward step":
+        (text,) = [t for f, t in made.candidate.files.items() if f.endswith(".cpp")]
+        assert f"next + {8 if width < 32 else 16} <= {width}" in text

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cuagent.expert.graph.graph import FLOATS, Graph, Kind, Node
+from cuagent.expert.selections.groups import PLACES
 from cuagent.expert.streaming.group import MAX_LEAVES, Group, leaves_and_returns
 from cuagent.expert.streaming.stages import COST
 
@@ -42,7 +43,7 @@ def clusters(
     claimed: dict[str, Group] = {}
     groups = []
     for node in graph.nodes:
-        if node.kind in family_of and node.name not in outside:
+        if node.kind in family_of and node.name not in outside and node.op != PLACES:
             members = _Cluster(graph, users, claimed, outside, node).members
             group = _group(graph, users, members, node, family_of[node.kind])
             claimed.update(dict.fromkeys(members, group))
@@ -76,10 +77,13 @@ class _Cluster:
         self.graph, self.users, self.claimed, self.outside = graph, users, claimed, outside
         self.anchor = anchor
         self.members = {anchor.name}
-        once = anchor.kind in (Kind.SCAN, Kind.SCATTER)
+        selects = anchor.kind is Kind.SELECTION
+        once = anchor.kind in (Kind.SCAN, Kind.SCATTER) or selects
         self.limit = 1 << 30 if once else MAX_REPEATED_COST
         self._add_producers(anchor)
-        grown = True
+        if selects:
+            self.members |= {u.name for u in users[anchor.name] if u.op == PLACES}
+        grown = not selects
         while grown:
             grown = any(self._add_consumer(u) for m in list(self.members) for u in users[m])
 

@@ -10,7 +10,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cuagent.expert.graph.graph import Graph, Kind, Node, Operand, Shape, contiguous_strides
+from cuagent.expert.graph.graph import (
+    INTEGERS,
+    Graph,
+    Kind,
+    Node,
+    Operand,
+    Shape,
+    contiguous_strides,
+)
 from cuagent.expert.streaming.expressions import (
     TYPES,
     computed_type,
@@ -85,7 +93,7 @@ class Values:
         return word
 
     def _argument(self, node: Node, arg: Operand, index: Index) -> str:
-        whole = any(self._node(a).dtype in ("int64", "int32") for a in node.inputs)
+        whole = any(self._node(a).dtype in INTEGERS for a in (node.name, *node.inputs))
         return self.at(arg, index) if isinstance(arg, str) else number(arg, whole)
 
     def _node(self, name: str) -> Node:

@@ -1,10 +1,10 @@
 """Define the expert's intermediate representation: a list of nodes with static shapes.
 
 A node is one operation on whole tensors. Kernels are generated for `pointwise`, `reduce`, `scan`,
-`scatter`, `pool`, `resample` and `depthwise` nodes; every `library` node stays a call of torch. All
-floating-point tensors are treated as contiguous; a node with another layout in torch is a library
-call followed by a copy. A kernel computes in float32: the dtype of a float16 or bfloat16 node is
-the type in which its value is stored, not the type in which it is computed.
+`scatter`, `selection`, `pool`, `resample` and `depthwise` nodes; every `library` node stays a call
+of torch. All floating-point tensors are treated as contiguous; a node with another layout in torch
+is a library call followed by a copy. A kernel computes in float32: the dtype of a float16 or
+bfloat16 node is the type in which its value is stored, not the type in which it is computed.
 Invariant: a node's arguments precede it in the list, and names are unique Python identifiers.
 """
 
@@ -17,10 +17,11 @@ from typing import Any
 
 FLOATS = frozenset({"float32", "float16", "bfloat16"})
 """dtypes whose values a kernel computes in float32."""
-INTEGERS = frozenset({"int64", "int32", "uint8"})
+INTEGERS = frozenset({"int64", "int32", "uint8", "int8"})
 """Integer dtypes that a generated kernel can load."""
 ITEM_BYTES = {
     "float32": 4, "float16": 2, "bfloat16": 2, "bool": 1, "int64": 8, "int32": 4, "uint8": 1,
+    "int8": 1,
 }  # fmt: skip
 """Bytes of one element, for each dtype that a kernel can load."""
 
@@ -135,6 +136,9 @@ class Kind(StrEnum):
     that the indices `args[1]` select; `spec` is a `Scatter`."""
     SCAN = "scan"
     """A cumulative sum or product of `args[0]` along `dims[0]`; `spec` is a `Scan`."""
+    SELECTION = "selection"
+    """The largest or smallest (`op`) elements of `args[0]` along the last dimension, in order. With
+    the op `places`, the indices of the elements of the selection `args[0]`."""
     POOL = "pool"
     """Extremes or means of windows of `args[0]` along `dims`; `spec` has one `Window` for each
     dimension."""

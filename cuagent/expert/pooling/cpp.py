@@ -12,7 +12,8 @@ import math
 
 from cuagent.expert.graph.graph import Kind, Window
 from cuagent.expert.kernel import KernelCall, Request, cpp_call
-from cuagent.expert.pooling.positions import START, PoolText, adaptive_bounds, whole_repeats
+from cuagent.expert.pooling.cpp_planes import Planes
+from cuagent.expert.pooling.positions import START, adaptive_bounds, whole_repeats
 from cuagent.expert.streaming.nest import NestError
 
 LONG_ROW = 4096
@@ -33,7 +34,7 @@ def generate(request: Request) -> KernelCall:
     return cpp_call(request, pool.text(), pool.values.tensors_read)
 
 
-class _Pool(PoolText):
+class _Pool(Planes):
     def __init__(self, request: Request) -> None:
         super().__init__(request)
         self.inner = len(self.shape) - 1
@@ -49,18 +50,22 @@ class _Pool(PoolText):
         self.head("pointwise.h")
         w.open(f'extern "C" void {self.request.name}({", ".join(self.values.parameters())})')
         taps = math.prod(s.kernel or 2 for s in self.sides.values() if isinstance(s, Window))
-        if self.anchor.size * taps > PARALLEL_OPERATIONS and self.inner:
-            collapse = f" collapse({self.inner})" if self.inner > 1 else ""
+        by_plane = self.has_planes()
+        outer = len(self.shape) - len(self.sides) if by_plane else self.inner
+        if self.anchor.size * taps > PARALLEL_OPERATIONS and outer:
+            collapse = f" collapse({outer})" if outer > 1 else ""
             w.pragma(f"omp parallel for schedule(static){collapse}")
-        for k in range(self.inner):
+        for k in range(outer):
             w.open(f"for (long i{k} = 0; i{k} < {self.shape[k]}; ++i{k})")
-        if self.anchor.kind is Kind.POOL:
+        if by_plane:
+            self.planes()
+        elif self.anchor.kind is Kind.POOL:
             self._pool()
         elif self.op == "nearest":
             self._nearest()
         else:
             self._linear()
-        w.close(self.inner + 1)
+        w.close(outer + 1)
         return "\n".join(w.lines) + "\n"
 
     def _vector_loop(self, first: str, end: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cuagent.expert.graph.graph import Kind, Operand
+from cuagent.expert.graph.graph import INTEGERS, Kind, Operand
 from cuagent.expert.graph.lowering import (
     Lowering,
     argument,
@@ -15,6 +15,7 @@ from cuagent.expert.graph.lowering import (
     rule,
     shape_of,
 )
+from cuagent.expert.rules import integers
 
 UNARY = {
     "neg", "abs", "exp", "log", "log1p", "expm1", "sqrt", "rsqrt", "reciprocal", "relu", "sigmoid",
@@ -66,6 +67,8 @@ def binary(low: Lowering, fx: Any) -> str | None:
         return None
     if fx.kwargs.get("rounding_mode") is not None:
         return None
+    if dtype_of(fx) in INTEGERS and fx.kwargs.get("alpha", 1) == 1 and op in EXACT:
+        return integers.arithmetic(low, fx, op, *fx.args[:2])
     if dtype_of(fx) != "bool" and not floating(fx):
         return None
     alpha = fx.kwargs.get("alpha", 1)
@@ -74,6 +77,8 @@ def binary(low: Lowering, fx: Any) -> str | None:
     return low.pointwise(op, a, b, hint="", dtype=dtype_of(fx))
 
 
+EXACT = ("add", "sub", "mul", "maximum", "minimum")
+"""Operations of BINARY that are lowered on integers too."""
 BITWISE = {
     "bitwise_and": "logical_and", "__and__": "logical_and",
     "bitwise_or": "logical_or", "__or__": "logical_or",
@@ -83,7 +88,10 @@ BITWISE = {
 
 @rule(*BITWISE)
 def bitwise(low: Lowering, fx: Any) -> str | None:
-    """Lower bitwise operators on boolean tensors to logical operators."""
+    """Lower bitwise operators; on boolean tensors they become logical operators."""
+    if dtype_of(fx) in INTEGERS:
+        name = operator_name(fx).strip("_").removeprefix("bitwise_")
+        return integers.arithmetic(low, fx, f"bitwise_{name}", *fx.args[:2])
     a, b = operand(low, fx.args[0]), operand(low, fx.args[1])
     masks = all(hasattr(arg, "meta") and dtype_of(arg) == "bool" for arg in fx.args[:2])
     if not masks or not isinstance(a, str) or not isinstance(b, str):
@@ -102,9 +110,11 @@ def bitwise_not(low: Lowering, fx: Any) -> str | None:
 @rule("rsub")
 def rsub(low: Lowering, fx: Any) -> str | None:
     a, b = operand(low, fx.args[0]), operand(low, fx.args[1])
-    if a is None or b is None or not floating(fx) or argument(fx, 2, "alpha", 1) != 1:
+    if a is None or b is None or argument(fx, 2, "alpha", 1) != 1:
         return None
-    return low.pointwise("sub", b, a, hint="")
+    if dtype_of(fx) in INTEGERS:
+        return integers.arithmetic(low, fx, "sub", fx.args[1], fx.args[0])
+    return low.pointwise("sub", b, a, hint="") if floating(fx) else None
 
 
 MOST_FACTORS = 8
@@ -197,6 +207,8 @@ def clamp(low: Lowering, fx: Any) -> str | None:
     x, *limits = (None if v is None else operand(low, v) for v in (fx.args[0], lower, upper))
     known = all((v is None) == (w is None) for v, w in zip((lower, upper), limits, strict=True))
     tensors = [v for v in (lower, upper) if hasattr(v, "meta")]
+    if dtype_of(fx) in INTEGERS:
+        return integers.limited(low, fx, lower, upper)
     if not isinstance(x, str) or not known or not all(map(floating, (fx, fx.args[0], *tensors))):
         return None
     return _clamped(low, x, *limits)
@@ -225,6 +237,8 @@ def prelu(low: Lowering, fx: Any) -> str | None:
 
 @rule("where")
 def where(low: Lowering, fx: Any) -> str | None:
+    if dtype_of(fx) in INTEGERS and len(fx.args) == 3:
+        return integers.choice(low, fx, *fx.args)
     args = [operand(low, arg) for arg in fx.args]
     lowered = [arg for arg in args if arg is not None]
     if len(lowered) != 3 or not floating(fx):
@@ -234,6 +248,8 @@ def where(low: Lowering, fx: Any) -> str | None:
 
 @rule("masked_fill")
 def masked_fill(low: Lowering, fx: Any) -> str | None:
+    if dtype_of(fx) in INTEGERS:
+        return integers.choice(low, fx, fx.args[1], fx.args[2], fx.args[0])
     x, mask, value = (operand(low, arg) for arg in fx.args)
     if x is None or mask is None or value is None or not floating(fx):
         return None
@@ -259,6 +275,8 @@ def identity(low: Lowering, fx: Any) -> str | None:
         return x
     if floating(fx) and dtype_of(fx.args[0]) in NUMBERS and isinstance(x, str):
         return _number(low, fx, x)
+    if converted := integers.cast(low, fx):
+        return converted
     cast = floating(fx) and floating(fx.args[0])
     if isinstance(x, str) and _keeps_layout(low, fx, x):
         return x

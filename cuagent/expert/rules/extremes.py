@@ -20,6 +20,7 @@ from cuagent.expert.graph.lowering import (
     target_of,
 )
 from cuagent.expert.rules.joins import within
+from cuagent.expert.selections.groups import PLACES
 
 MAX_INDEX = 1 << 24
 """Largest size of a dimension that is searched: float32 represents all integers up to this value
@@ -28,6 +29,11 @@ MOST_TOP = 8
 """Largest k of a topk that is lowered to one kernel, which reads a row again for each of the k
 results."""
 
+LEAST_RATIO = 64
+"""Least number of elements of a row for each selected one in a selection.
+
+torch then sorts partially, and a kernel that does the same selects the same of equal elements.
+"""
 MOST_READS = {"cpu": 1 << 13, "cuda": 1 << 27}
 """Largest product of k and the row length for which a topk is lowered, by device. torch's topk
 reads a row once, the generated kernel 2 k times."""
@@ -72,11 +78,13 @@ def topk(low: Lowering, fx: Any) -> str | None:
         return None
     shape = low.shape(x)
     dim = argument(fx, 2, "dim", -1) % len(shape)
-    if not 0 < k <= MOST_TOP or shape[dim] > MAX_INDEX or k > shape[dim]:
+    if not 0 < k <= shape[dim] <= MAX_INDEX:
         return None
-    if k * shape[dim] > MOST_READS.get(fx.args[0].meta["val"].device.type, MAX_INDEX):
-        return None
-    largest = bool(argument(fx, 3, "largest", True))
+    device, largest = fx.args[0].meta["val"].device.type, bool(argument(fx, 3, "largest", True))
+    if k > MOST_TOP or k * shape[dim] > MOST_READS.get(device, MAX_INDEX):
+        selects = device == "cpu" and dim == len(shape) - 1 and argument(fx, 4, "sorted", True)
+        fits = selects and k * LEAST_RATIO <= shape[dim]
+        return _selection(low, fx, x, k, largest) if fits else None
     place = tuple(n if d == dim else 1 for d, n in enumerate(shape))
     index = low.add(Node(low.unique_name("index"), Kind.INDEX, "index", (), place, dims=(dim,)))
     values, places, taken = [], [], ""
@@ -101,6 +109,18 @@ def topk(low: Lowering, fx: Any) -> str | None:
     found = _joined(low, values, dim, dtype, "values"), _joined(low, places, dim, "int64", "places")
     low.multiple[fx.name] = found
     return found[0]
+
+
+def _selection(low: Lowering, fx: Any, x: str, count: int, largest: bool) -> str:
+    """Add a selection of `count` elements along the last dimension, and its indices."""
+    shape, dtype = (*low.shape(x)[:-1], count), dtype_of(fx)
+    op, origin = "largest" if largest else "smallest", low.origin
+    name = low.unique_name("")
+    low.add(Node(name, Kind.SELECTION, op, (x,), shape, dtype, (len(shape) - 1,), origin))
+    places = low.unique_name(PLACES)
+    low.add(Node(places, Kind.SELECTION, PLACES, (name,), shape, "int64", origin=origin))
+    low.multiple[fx.name] = (name, places)
+    return name
 
 
 def _joined(low: Lowering, parts: list[str], dim: int, dtype: str, hint: str) -> str:

@@ -139,9 +139,16 @@ def pad(low: Lowering, fx: Any) -> str | None:
     return value
 
 
+MOST_PADDED = 2
+"""Largest number of dimensions along which a tensor is padded by its own elements."""
+
+
 def padded(low: Lowering, x: str, pads: list[int], mode: str) -> str | None:
-    """Return a tensor padded by its own elements; None for padding longer than they are."""
+    """Return a tensor padded by its own elements; None for padding longer than they are, and for
+    more than two padded dimensions, whose 27 parts would be as many conditions or kernels."""
     rank = len(low.shape(x))
+    if sum(any(pads[k : k + 2]) for k in range(0, len(pads), 2)) > MOST_PADDED:
+        return None
     for k in range(len(pads) // 2):
         dim, before, after = rank - 1 - k, pads[2 * k], pads[2 * k + 1]
         size = low.shape(x)[dim]

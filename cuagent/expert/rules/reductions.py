@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from cuagent.expert.graph.lowering import (
@@ -13,6 +14,8 @@ from cuagent.expert.graph.lowering import (
     operand,
     operator_name,
     rule,
+    target_of,
+    value_of,
 )
 from cuagent.expert.rules.views import narrowed, viewed
 
@@ -29,9 +32,42 @@ def reduction(low: Lowering, fx: Any) -> str | None:
     dims = argument(fx, 1, "dim", None) or list(range(len(low.shape(x))))
     keep = bool(argument(fx, 2, "keepdim", False))
     name = str(fx.target).split(".")[1]
+    if name == "sum" and not keep and (total := _sum_of_stack(low, fx, dims)):
+        return total
     if name == "mean":
         return low.mean(x, dims, keep, "mean")
     return low.reduce(name, x, dims, keep)
+
+
+MOST_TERMS = 128
+"""Largest number of stacked parts whose sum is computed without a loop."""
+
+
+def _sum_of_stack(low: Lowering, fx: Any, dims: Sequence[int] | int) -> str | None:
+    """Add the sum of stacked parts along at least the stacked dimension, without the stack; return
+    its name.
+
+    None on a GPU, where a kernel reads few tensors, if other operators read the stack, or if the
+    argument is none. The terms are added in pairs.
+    """
+    stack = fx.args[0]
+    if value_of(fx).device.type != "cpu":
+        return None
+    if target_of(stack) != "stack" or len(stack.users) > 1 or dtype_of(stack) != "float32":
+        return None
+    parts = [operand(low, part) for part in stack.args[0]]
+    terms = [part for part in parts if isinstance(part, str)]
+    rank = len(low.shape(terms[0])) + 1 if terms else 0
+    over = sorted(d % rank for d in ([dims] if isinstance(dims, int) else dims)) if rank else []
+    dim = argument(stack, 1, "dim", 0) % max(rank, 1)
+    if len(terms) < len(parts) or len(terms) > MOST_TERMS or dim not in over or rank == 1:
+        return None
+    while len(terms) > 1:
+        pairs = zip(terms[::2], terms[1::2], strict=False)
+        rest = terms[-1:] if len(terms) % 2 else []
+        terms = [low.pointwise("add", a, b, hint="term") for a, b in pairs] + rest
+    left = [d - (d > dim) for d in over if d != dim]
+    return low.reduce("sum", terms[0], left, False) if left else terms[0]
 
 
 @rule("var", "std")

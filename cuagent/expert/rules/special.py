@@ -1,6 +1,7 @@
 """Lower tests for NaN and infinity, functions of two tensors with special cases, and remainders.
 
-Not covered: remainders of divisors that are not powers of two, whose quotient float32 rounds.
+Not covered: floating-point quotients, rounded down, of divisors that are not powers of two; on a
+GPU also their remainders.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from cuagent.expert.graph.lowering import (
     operand,
     operator_name,
     rule,
+    value_of,
 )
+from cuagent.expert.rules.integers import by_number, is_integer
 
 LARGEST = {"float32": 3.4028234663852886e38, "bfloat16": 3.3895313892515355e38, "float16": 65504.0}
 """Largest finite value of each dtype."""
@@ -97,12 +100,24 @@ def of_two(low: Lowering, fx: Any) -> str | None:
 
 
 @rule("remainder", "floor_divide")
-def by_power_of_two(low: Lowering, fx: Any) -> str | None:
-    """Lower the quotient by a power of two, rounded down, and the remainder; both are exact."""
+def quotient(low: Lowering, fx: Any) -> str | None:
+    """Lower quotients rounded down, and remainders, which are exact.
+
+    Floating-point quotients are lowered for powers of two only; on a GPU remainders too.
+    """
+    if is_integer(fx):
+        return by_number(low, fx)
     x, divisor = operand(low, fx.args[0]), operand(low, fx.args[1])
     # A half type rounds the argument first, perhaps across a multiple.
-    if not isinstance(x, str) or dtype_of(fx) != "float32" or not _is_power_of_two(divisor):
+    if not isinstance(x, str) or dtype_of(fx) != "float32":
         return None
+    if not _is_power_of_two(divisor):
+        on_cpu = value_of(fx).device.type == "cpu" and operator_name(fx) == "remainder"
+        if not on_cpu or divisor is None or not floating(fx.args[0]):
+            return None
+        if isinstance(divisor, str) and low.by_name[divisor].dtype != "float32":
+            return None
+        return low.pointwise("remainder", x, divisor, hint="")
     assert not isinstance(divisor, str)
     assert divisor is not None
     p = low.pointwise

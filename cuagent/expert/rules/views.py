@@ -144,12 +144,35 @@ def select(low: Lowering, fx: Any) -> str | None:
 def _selected(low: Lowering, x: str, dim: int, index: int) -> str:
     if source := _widened(low, x):
         return low.pointwise("cast", _selected(low, source, dim, index), hint="")
+    if gathered := _gathered_part(low, x, dim, index):
+        return gathered
     shape, strides = layout(low, x)
     dim %= len(shape)
     index %= shape[dim]
     call = f"{{0}}[{', '.join([':'] * dim + [str(index)])}]"
     new_shape, new_strides = (v[:dim] + v[dim + 1 :] for v in (shape, strides))
     return strided(low, x, call, new_shape, new_strides, index * strides[dim])
+
+
+def _gathered_part(low: Lowering, x: str, dim: int, index: int) -> str | None:
+    """Return the gather by one slice of the indices of the gather `x`; None if `dim` is none of the
+    indices' dimensions.
+
+    A kernel can read the gathered elements without a copy, which it cannot from a slice of `x`.
+    """
+    node = low.by_name[x]
+    if node.kind is not Kind.GATHER:
+        return None
+    table, places = node.inputs
+    (first,), dim = node.dims, dim % len(node.shape)
+    inside = dim - first
+    indices = low.by_name[places]
+    if not 0 <= inside < len(indices.shape):
+        return None
+    args = (table, _selected(low, places, inside, index))
+    shape = (*node.shape[:dim], *node.shape[dim + 1 :])
+    name = low.unique_name("")
+    return low.add(replace(node, name=name, args=args, shape=shape, origin=low.origin))
 
 
 @rule("split", "split_with_sizes", "chunk", "unbind")

@@ -45,8 +45,14 @@ class ColumnSchedules(CppText):
         self._parallel(len(outer) + 1)
         for k in outer:
             self._loop(k)
-        w.open(f"for (long start = 0; start < {extent}; start += {tile})")
-        w(f"const long width = {tile_width(tile, extent)};")
+        if self.overlapping_tiles:
+            self.overlaps = True
+            w.open(f"for (long next = 0; next < {extent}; next += {tile})")
+            w(f"const long start = next + {tile} <= {extent} ? next : {extent - tile};")
+            w(f"const long width = {tile};")
+        else:
+            w.open(f"for (long start = 0; start < {extent}; start += {tile})")
+            w(f"const long width = {tile_width(tile, extent)};")
         self._open_scratch(self.nest.group.columns * tile)
         if self.transposes:
             self._stage_rows(inner)

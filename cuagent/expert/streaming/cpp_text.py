@@ -38,6 +38,12 @@ rows.
 """
 VECTOR = 8
 """Number of elements of a vector; the remainder of a loop is computed one by one."""
+SHORT_TILE = 64
+"""Number of adjacent rows below which tiles of expensive elements overlap if VECTOR does not divide
+it.
+
+The single elements at the end of each tile otherwise take longer than the vectors.
+"""
 PREFETCH_AHEAD = 8
 """Number of slices of a gather by which the prefetch is ahead of the read."""
 PREFETCHED_TABLE = 1 << 18
@@ -72,6 +78,10 @@ class CppText(KernelText):
         """
         if self.columns_schedule and nest.dimensions[-1].reduced:
             self.tile = min(tile, [d.extent for d in nest.dimensions if not d.reduced][-1])
+        self.overlapping_tiles = self.columns_schedule and _overlaps(nest, self.tile)
+        """True if the last tile of rows begins before the end of the one before it."""
+        if self.overlapping_tiles:
+            self.tile = VECTOR if self.tile < 4 * VECTOR else 2 * VECTOR
         saved = nest.group.columns * (self.tile if self.columns_schedule else 1) * 4
         may_save = bool(nest.group.reduced) and saved <= SAVED_BYTES
         plan = Plan(nest, may_save=may_save, expensive=EXPENSIVE, load=1)
@@ -297,11 +307,25 @@ def _has_few_columns(nest: Nest) -> bool:
     would take longer than the reductions.
     """
     rows = [d.extent for d in nest.dimensions if not d.reduced]
-    nodes = [n for n in nest.group.nodes if n.kind is not Kind.VIEW and n.name not in nest.by_row]
-    work = sum(COST.get(n.op, 1) for n in nodes)
-    columns = nest.group.columns
+    columns, work = nest.group.columns, _work(nest)
     short = columns <= FEW_COLUMNS or (columns < 2 * FEW_COLUMNS and columns % VECTOR)
-    return bool(short and rows and rows[-1] >= FEW_COLUMNS and work >= FEW_COLUMNS_WORK)
+    least = VECTOR if work >= CHEAP else FEW_COLUMNS
+    return bool(short and rows and rows[-1] >= least and work >= FEW_COLUMNS_WORK)
+
+
+def _work(nest: Nest) -> int:
+    """Return the cost of the operations on one element of a row, in additions."""
+    nodes = [n for n in nest.group.nodes if n.kind is not Kind.VIEW and n.name not in nest.by_row]
+    return sum(COST.get(n.op, 1) for n in nodes)
+
+
+def _overlaps(nest: Nest, tile: int) -> bool:
+    """Return True if a tile of `tile` adjacent rows, which are all, should be divided into vectors.
+
+    The last vector overlaps the one before it, and some rows are computed twice.
+    """
+    extent = [d.extent for d in nest.dimensions if not d.reduced][-1:] == [tile]
+    return extent and VECTOR < tile < SHORT_TILE and tile % VECTOR > 0 and _work(nest) >= CHEAP
 
 
 def joined(op: str, word: str, value: str) -> str:

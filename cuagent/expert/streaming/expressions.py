@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from cuagent.expert.graph.graph import FLOATS, Node
+from cuagent.expert.graph.graph import FLOATS, INTEGERS, Node
 from cuagent.worker.operators import names_in
 
 INFIX = {
@@ -25,15 +25,20 @@ FUNCTIONS = {
     "round": "round_to_even", "trunc": "round_to_zero",
     "sin": "sine", "cos": "cosine", "asin": "arc_sine", "acos": "arc_cosine",
     "atan": "arc_tangent", "atan2": "arc_tangent_of_point", "pow": "power",
-    "exp2": "exponential_of_two",
+    "exp2": "exponential_of_two", "remainder": "floored_remainder",
 }  # fmt: skip
 OF_HALF = ("gelu",)
 """Operations with a faster C++ function for results in half precision."""
 TYPES = {
     "float32": "float", "float16": "half", "bfloat16": "bf16", "bool": "bool", "int64": "int64_t",
-    "int32": "int32_t", "uint8": "uint8_t",
+    "int32": "int32_t", "uint8": "uint8_t", "int8": "int8_t",
 }  # fmt: skip
 """C++ type of an element in memory, by dtype."""
+ON_INTEGERS = {
+    "add", "sub", "mul", "maximum", "minimum", "floor_divide", "remainder", "shift_left",
+    "shift_right", "bitwise_and", "bitwise_or", "bitwise_xor",
+}  # fmt: skip
+"""Operations with a C++ function template on integers (CPU)."""
 IDENTITY = {
     "sum": "0.f", "max": "-INFINITY", "min": "INFINITY", "amax": "-INFINITY", "amin": "INFINITY",
 }  # fmt: skip
@@ -64,8 +69,8 @@ RESERVED = {
 LOCALS = names_in(
     """
     all batch blended buffer carry channel_bias chunk column count end first first_row flat
-    given input_row item j joined last local memory p part parts place_in_row plane position q r
-    remainder result row_sums rows scratch slot source start step tap_weights thread thread_slot
+    given input_row item j joined last local memory next p part parts place_in_row plane position q
+    r remainder result row_sums rows scratch slot source start step tap_weights thread thread_slot
     thread_sums total turn v value values width window_row COLUMNS ITEMS LANES LENGTH THREADS
     VECTOR
     """
@@ -156,6 +161,11 @@ def number(value: float | int, whole: bool = False) -> str:
 
 def expression(node: Node, operands: list[str]) -> str:
     """Return the C++ expression of a pointwise node."""
+    if node.dtype in INTEGERS and node.op in ON_INTEGERS:
+        return f"whole_{node.op}<{TYPES[node.dtype]}>({', '.join(operands)})"
+    if node.dtype in INTEGERS and node.op == "where":
+        kind = TYPES[node.dtype]
+        return f"{operands[0]} ? static_cast<{kind}>({operands[1]}) : {operands[2]}"
     if node.op in INFIX:
         return INFIX[node.op].format(*operands)
     function = FUNCTIONS.get(node.op, node.op)

@@ -41,6 +41,34 @@ POINTWISE half to_half(float x) {
   return half{static_cast<uint16_t>(sign | (magnitude < 0x477FF000u ? finite : large))};
 }
 
+// Operations on integers of type T. Results wrap around, as in torch.
+template <typename T> struct Bits { typedef uint32_t type; };
+template <> struct Bits<int64_t> { typedef uint64_t type; };
+#define WHOLE template <typename T> POINTWISE T
+#define WRAPPED(a, op, b) \
+  static_cast<T>(static_cast<typename Bits<T>::type>(a) op static_cast<typename Bits<T>::type>(b))
+WHOLE whole_add(T a, T b) { return WRAPPED(a, +, b); }
+WHOLE whole_sub(T a, T b) { return WRAPPED(a, -, b); }
+WHOLE whole_mul(T a, T b) { return WRAPPED(a, *, b); }
+WHOLE whole_maximum(T a, T b) { return a > b ? a : b; }
+WHOLE whole_minimum(T a, T b) { return a < b ? a : b; }
+WHOLE whole_bitwise_and(T a, T b) { return a & b; }
+WHOLE whole_bitwise_or(T a, T b) { return a | b; }
+WHOLE whole_bitwise_xor(T a, T b) { return a ^ b; }
+WHOLE whole_shift_left(T a, T b) { return WRAPPED(a, <<, b); }
+WHOLE whole_shift_right(T a, T b) { return a >> b; }
+// Rounded down; b is positive. For constant powers of two compilers use shifts.
+WHOLE whole_floor_divide(T a, T b) {
+  if ((b & (b - 1)) == 0) return a >> __builtin_ctzll(b);
+  const T quotient = a / b;
+  return quotient - (quotient * b > a);
+}
+WHOLE whole_remainder(T a, T b) {
+  if ((b & (b - 1)) == 0) return a & (b - 1);
+  const T rest = a % b;
+  return rest < 0 ? rest + b : rest;
+}
+
 // The slice that an index selects; -1 if it is out of range.
 template <long EXTENT, bool WRAPS>
 POINTWISE long checked_slice(int64_t index) {
@@ -67,6 +95,16 @@ POINTWISE float absolute(float x) { return __builtin_fabsf(x); }
 POINTWISE float sign(float x) { return (x > 0.f) - (x < 0.f); }
 POINTWISE float reciprocal(float x) { return 1.f / x; }
 POINTWISE float rsqrt(float x) { return 1.f / __builtin_sqrtf(x); }
+
+// a - b trunc(a / b), exact except that the rounded quotient may be one too large in magnitude.
+POINTWISE float rest_of_division(float a, float b) {
+  return __builtin_fmaf(-__builtin_truncf(a / b), b, a);
+}
+// The remainder with the sign of b. Each step divides |a| by 2^23 or more: right up to 2^68 |b|.
+POINTWISE float floored_remainder(float a, float b) {
+  const float r = rest_of_division(rest_of_division(rest_of_division(a, b), b), b);
+  return (r != 0.f) & ((r < 0.f) != (b < 0.f)) ? r + b : r;
+}
 
 // e^r for |r| <= ln2/2, where x = n ln2 + r and `whole` is n.
 POINTWISE float exponential_of_rest(float x, float whole) {

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from cuagent.expert.graph.graph import Kind, Node, Operand
+from cuagent.expert.graph.graph import INTEGERS, Kind, Node, Operand
 from cuagent.expert.streaming.nest import Nest
 
 COST = {
@@ -19,6 +19,7 @@ COST = {
     "silu": 14, "gelu": 24, "gelu_tanh": 20, "softplus": 30, "mish": 20, "elu": 16, "selu": 16,
     "log_sigmoid": 30, "xlogx": 16, "sin": 30, "cos": 30, "div": 4, "sqrt": 4, "rsqrt": 6,
     "reciprocal": 4, "asin": 20, "acos": 20, "atan": 24, "atan2": 30, "exp2": 12, "pow": 60,
+    "remainder": 20,
 }  # fmt: skip
 """Approximate cost of an operation on one element, in additions; 1 for operations not listed."""
 HALVES = ("bfloat16", "float16")
@@ -216,7 +217,8 @@ class Plan:
         )
 
     def _is_expensive(self, name: str) -> bool:
-        return self.cost[name] >= self.expensive
+        # Saved values are floats.
+        return self.cost[name] >= self.expensive and self.nodes[name].dtype not in INTEGERS
 
     def _read_later(self, name: str, targets: list, level: int, stop: set[str]) -> bool:
         return any(name in self._closure(names, stop)[0] for _, _, names in targets[level + 1 :])

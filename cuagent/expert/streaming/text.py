@@ -137,6 +137,7 @@ class KernelText:
     def _operand(self, node: Node, arg: Operand) -> str:
         if not isinstance(arg, str):
             whole = any(self._dtype(node, a) in INTEGERS for a in node.inputs)
+            whole |= node.dtype in INTEGERS
             return number(arg, whole)
         access = self.nest.reads.get((node.name, arg))
         if access is not None:

@@ -1,0 +1,1 @@
+"""Kernels of selections: the largest or smallest elements of each row, in order (CPU)."""
