@@ -28,6 +28,11 @@ BODIES = {
         "return torch.relu(torch.matmul(x, self.w) + 1)",
         "",
     ),
+    "a bias, as in GPT-2": (
+        "self.w = nn.Parameter(torch.randn(520, 1000)); self.b = nn.Parameter(torch.ones(1000))",
+        "return F.gelu(torch.addmm(self.b, x.flatten(0, 1), self.w)).view(3, 400, 1000)",
+        "",
+    ),
     "a part of a wider tensor": (
         "self.l = nn.Linear(260, 1024)",
         "return self.l(x[..., 260:]).tanh() + y[..., :1024]",
@@ -59,6 +64,7 @@ FORMS = {
     "batched": ("torch.bmm(x, y.mT).relu()", "3, 40, 70", "3, 50, 70"),
     "batched, right transposed": ("x @ y.mT + x.mean()", "2, 3, 40, 70", "2, 3, 50, 70"),
     "batched einsum": ("torch.einsum('bij,bkj->bik', x, y).relu()", "3, 40, 70", "3, 50, 70"),
+    "sum of a product and a bias": ("torch.addmm(y[0], x, y).relu()", "40, 70", "70, 50"),
     "einsum of a matrix": ("torch.einsum('bijl,lk->bijk', x, y)", "2, 4, 10, 70", "70, 50"),
     "einsum with rows": ("torch.einsum('ij,kj->ik', x, y)", "40, 70", "50, 70"),
     "upper triangle": ("torch.triu(x @ y)", "140, 70", "70, 150"),
@@ -251,6 +257,10 @@ SPLITS = {
     "rows of zeros": "F.linear(x, y) + 1",
     "triangle": "torch.tril(x @ y.t(), 3)",
     "row-major right operand": "x @ y.view(80, 50).sin()",
+    "einsum of a transposed slice": (
+        "torch.einsum('bji,bjk->bik', x.view(4, 10, 80)[..., 8:72], y[:40].view(4, 10, 80))"
+    ),
+    "product and bias": "torch.addmm(y[0, :50], x, y.view(80, 50))",
     "part of a wider tensor": "F.linear(x[:, 7:], y[:, 7:]).relu()",
     "both transposed": "x.t() @ y[:40].relu()",
     "batched": "torch.bmm(x.view(4, 10, 80), y[:40].view(4, 80, 10)).relu()",

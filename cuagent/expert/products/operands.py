@@ -18,7 +18,9 @@ from cuagent.expert.products.match import SPLIT_CAPABILITIES, is_large, parts_of
 
 TRANSPOSED = "{0}.t().contiguous()"
 COPIED = "{0}.contiguous()"
-PREPARATIONS |= {TRANSPOSED, SCALE, SCALE.replace("{0}", "{0}.t()")}
+MATRIX_TRANSPOSE = "{0}.mT"
+VIEWS = ("{0}", "{0}.t()", MATRIX_TRANSPOSE, f"{MATRIX_TRANSPOSE}.t()")
+PREPARATIONS |= {TRANSPOSED, *(SCALE.replace("{0}", view) for view in VIEWS)}
 CALLS = ("torch.matmul({0}, {1})", "torch.mm({0}, {1})", "torch.bmm({0}, {1})")
 LEAST_REUSE = 256
 """Least number of times that the product must read each operand element for a copy to cost little
@@ -41,10 +43,10 @@ def copy_operands(graph: Graph, target: Target, keep: frozenset[str], split: boo
         if sizes is None or not is_large(*sizes, target):
             nodes.append(node)
             continue
-        weight = str(node.args[1])
-        if split and weight in prepared and splits(*sizes, target, prepared=True):
-            nodes += [*_parts(node, graph.node(weight), sizes), node]
-        elif node.op in CALLS and min(sizes[:2]) >= LEAST_REUSE:
+        weight, view = _source(graph, str(node.args[1]))
+        if split and weight.name in prepared and splits(*sizes, target, prepared=True):
+            nodes += [*_parts(node, weight, view, sizes), node]
+        elif (node.op in CALLS or view != "{0}") and min(sizes[:2]) >= LEAST_REUSE:
             nodes += [node] if split and splits(*sizes, target) else _linear(graph, node)
         else:
             nodes.append(node)
@@ -65,10 +67,20 @@ def _sizes(graph: Graph, node: Node) -> tuple[int, int, int] | None:
     return math.prod(left.shape[:-1]), right.shape[0 if linear else 1], left.shape[-1]
 
 
-def _parts(node: Node, weight: Node, sizes: tuple[int, int, int]) -> list[Node]:
-    """Return the nodes that split a weight into scaled float16 parts, computed once."""
+def _source(graph: Graph, name: str) -> tuple[Node, str]:
+    """Return (node, expression of its matrix transpose) for a transposed view, (the node itself,
+    "{0}") for other nodes."""
+    node = graph.node(name)
+    if node.kind is Kind.STRIDED and node.op == MATRIX_TRANSPOSE:
+        return graph.node(str(node.args[0])), node.op
+    return node, "{0}"
+
+
+def _parts(node: Node, weight: Node, view: str, sizes: tuple[int, int, int]) -> list[Node]:
+    """Return the nodes that split the `view` of a weight into scaled float16 parts, computed
+    once."""
     _, columns, depth = sizes
-    w = "{0}" if node.op.startswith("F.linear(") else "{0}.t()"
+    w = view if node.op.startswith("F.linear(") else f"{view}.t()"
     high, low, scale = parts_of(node)
     shape = (columns, padded(depth))
     texts = [text.format(w, "{1}", padded(depth) - depth) for text in (HIGH, LOW)]
@@ -141,15 +153,17 @@ def _reduction(graph: Graph, node: Node) -> list[Node] | None:
 
 
 def _linear(graph: Graph, node: Node) -> list[Node]:
-    left, right = (graph.node(str(arg)) for arg in node.args)
+    left, right = (graph.node(str(arg)) for arg in node.args[:2])
+    is_linear = node.op.startswith("F.linear(")  # of a transposed view
+    right = _source(graph, right.name)[0] if is_linear else right
     added, left_name = [], left.name
     if left.kind is Kind.STRIDED and left.strides[-1] != 1:
         left_name = f"{node.name}_left"
         added.append(_copy(left_name, COPIED, left, left.shape, node))
     right_name = f"{node.name}_right"
     added.append(_copy(right_name, TRANSPOSED, right, right.shape[::-1], node))
-    linear = replace(node, op="F.linear({0}, {1})", args=(left_name, right_name))
-    return [*added, linear]
+    call = node.op if is_linear else "F.linear({0}, {1})"
+    return [*added, replace(node, op=call, args=(left_name, right_name, *node.args[2:]))]
 
 
 def _copy(name: str, call: str, source: Node, shape: tuple[int, ...], node: Node) -> Node:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cuagent.expert.graph.graph import Kind, Node, Operand, contiguous_strides
+from cuagent.expert.graph.graph import Kind, Node, Operand
 from cuagent.expert.graph.lowering import (
     Lowering,
     argument,
@@ -83,6 +83,19 @@ def contraction(
             order=order_of_value(fx.meta["val"]) if low.layouts else (),
         )
     )
+
+
+@rule("addmm")
+def product_with_bias(low: Lowering, fx: Any) -> str | None:
+    """Lower the sum of a product and a bias of its columns to a linear layer with a transposed
+    weight."""
+    bias, x, weight = (operand(low, arg) for arg in fx.args[:3])
+    if not isinstance(bias, str) or not isinstance(x, str) or not isinstance(weight, str):
+        return None
+    scaled = len(fx.args) > 3 or fx.kwargs
+    if scaled or not floating(fx) or low.shape(bias) != shape_of(fx)[-1:]:
+        return None
+    return contraction(low, fx, "F.linear({0}, {1})", x, _transposed(low, weight), bias)
 
 
 MOST_TERMS = 4
@@ -234,21 +247,8 @@ def _spread(low: Lowering, word: str, name: str, letters: str) -> str | None:
 
 def _transposed(low: Lowering, name: str) -> str:
     """Add a view of a node with the last two dimensions exchanged; return its name."""
-    node = low.by_name[name]
-    *leading, n, m = node.shape
-    steps = contiguous_strides(node.shape)
-    return low.add(
-        Node(
-            low.unique_name("transposed"),
-            Kind.STRIDED,
-            "{0}.mT",
-            (name,),
-            (*leading, m, n),
-            node.dtype,
-            origin=low.origin,
-            strides=(*steps[:-2], steps[-1], steps[-2]),
-        )
-    )
+    (*leading, n, m), (*steps, down, across) = layout(low, name)
+    return strided(low, name, "{0}.mT", (*leading, m, n), (*steps, across, down), 0, "transposed")
 
 
 def _row_scaling(low: Lowering, fx: Any, left: Any, right: Any) -> str | None:

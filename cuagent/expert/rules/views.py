@@ -21,14 +21,23 @@ from cuagent.expert.graph.lowering import (
 
 
 def strided(
-    low: Lowering, arg: str, call: str, shape: Shape, strides: Sequence[int], offset: int
+    low: Lowering,
+    arg: str,
+    call: str,
+    shape: Shape,
+    strides: Sequence[int],
+    offset: int,
+    hint: str = "",
 ) -> str:
-    """Add a strided view of `arg`. `call` is its Python expression over {0}."""
+    """Add a strided view of `arg`. `call` is its Python expression over {0}.
+
+    `hint`: name of an intermediate node; "" for the operator's result.
+    """
     node = low.by_name[arg]
     base, text, start = arg, call, offset
     if node.kind is Kind.STRIDED:
         base, text, start = node.inputs[0], call.replace("{0}", node.op), offset + node.offset
-    name = low.unique_name("")
+    name = low.unique_name(hint)
     return low.add(
         Node(
             name,
