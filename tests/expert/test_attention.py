@@ -48,6 +48,18 @@ FORMS = {
         "torch.einsum('bkhd,bqhd->bhqk', k, q).softmax(-1)).relu()",
         "torch.randn(2, 9, 4, 8), torch.randn(2, 13, 4, 8), torch.randn(2, 13, 4, 8)",
     ),
+    "masks of windows": (
+        "q, k, v, m",
+        "((q @ k.mT).view(2, 3, 4, 9, 13) + m[None, :, None]).view(6, 4, 9, 13).softmax(-1) @ v",
+        "torch.randn(6, 4, 9, 8), torch.randn(6, 4, 13, 8), torch.randn(6, 4, 13, 8), "
+        "torch.randn(3, 9, 13)",
+    ),
+    "one mask of windows, behind a bias": (
+        "q, k, v, b",
+        "(((q @ k.mT) + b).view(-1, 3, 4, 9, 13) + b[:1]).view(-1, 4, 9, 13).softmax(-1) @ v",
+        "torch.randn(6, 4, 9, 8), torch.randn(6, 4, 13, 8), torch.randn(6, 4, 13, 8), "
+        "torch.randn(4, 9, 13)",
+    ),
     "causal constant": (
         "q, k, v",
         "((q @ k.mT) * 0.3 + torch.triu(torch.full((9, 9), float('-inf')), 1)).softmax(-1) @ v",
@@ -216,6 +228,15 @@ def test_queries_without_keys_get_the_reference_s_values(make, fill):
         assert bool(torch.isnan(new(q, k, v, m)).any()) == ("inf" in fill)
 
 
+@pytest.mark.parametrize("bias", ["16 * b.sigmoid()", "(b > 0) * -100.0"])
+def test_bias_that_cannot_be_infinite_leaves_no_query_without_keys(make, bias):
+    body = f"((q @ k.mT) + {bias}).softmax(-1) @ v"
+    made = make(text_of(("q, k, v, b", body, f"{HEADS}, torch.randn(4, 9, 13)")), "Model")
+    text = made.candidate.files["model_new.py"]
+    assert "masked_fill" not in text[text.rindex("def forward") :]
+    assert_agrees(made)
+
+
 def test_option_leaves_attention_as_it_is_written(make):
     made = make(text_of(FORMS["bias and mask"]), "Model", Options(attention=False))
     assert "scaled_dot_product" not in made.candidate.files["model_new.py"]
@@ -268,6 +289,6 @@ def test_attention_of_transformers_is_found(kind):
 
 def test_no_candidate_without_attention_or_kernels(tmp_path):
     path = tmp_path / "task.py"
-    path.write_text(text_of(("q, k", "q @ k.mT", "torch.randn(2, 3, 4), torch.randn(2, 3, 4)")))
+    path.write_text(text_of(("q, k", "q @ k.mT", "torch.randn(2, 3, 9), torch.randn(2, 3, 9)")))
     subject = open_subject(load_task(f"{path}:Model", device="cpu"))
     assert make_candidate(subject, Options()) is None

@@ -157,12 +157,14 @@ SAME = {
     "slice", "select", "permute", "transpose", "type_as", "alias", "detach",
 }  # fmt: skip
 """Operators whose result contains only elements of their first argument, perhaps cast."""
+BOUNDED = {"sigmoid", "tanh", "sin", "cos", "softmax", "_softmax"}
+"""Operators whose results lie between -1 and 1, or are NaN."""
 
 
 def is_finite(bias: Any) -> bool:
-    """Return True if every element of `bias` is finite for all possible inputs.
+    """Return True if no element of `bias` is infinite for any input; elements may be NaN.
 
-    Example: `(1 - mask) * -10000` with an integer mask, as in BERT.
+    Examples: `(1 - mask) * -10000` with an integer mask, as in BERT; `16 * sigmoid(x)`, as in Swin.
     """
     return _largest(bias) < math.inf
 
@@ -190,6 +192,8 @@ def _largest(value: Any) -> float:
         case "masked_fill":
             found = max(_largest(value.args[0]), _largest(value.args[2]))
         case "zeros_like" | "ones_like" | "zeros" | "ones":
+            found = 1.0
+        case name if name in BOUNDED:
             found = 1.0
         case _:
             return math.inf

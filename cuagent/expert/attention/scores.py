@@ -3,7 +3,8 @@ masked.
 
 The operators between the product and the softmax are followed back from the softmax. Each
 intermediate tensor must have one reader.
-Not covered: elementwise operators other than sums, products, fills and tanh.
+Not covered: elementwise operators other than sums, products, fills and tanh; views other than of
+windows (`_windowed`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from cuagent.expert.graph.graph import FLOATS
 from cuagent.expert.graph.lowering import argument, dtype_of, shape_of
 
 COPIES = {"clone", "alias", "detach", "contiguous", "_to_copy", "to", "lift_fresh_copy", "type_as"}
+RESHAPES = {"view", "reshape", "_unsafe_view"}
 HUGE = -1e9
 """Bound on a finite fill: a fill of at most this value removes a key from the softmax, as minus
 infinity does.
@@ -116,6 +118,8 @@ def read_scores(edit: Edit, node: Any) -> Scores | None:
             return _filled(inner, node.args[1], True, value, shape_of(node))
         case "where":
             return _chosen(edit, node)
+        case "view" | "reshape" | "_unsafe_view":
+            return _windowed(edit, node)
         case "tanh":
             inner = read_scores(edit, node.args[0])
             return None if inner is None else inner.then("tanh", None, simple=False)
@@ -150,6 +154,39 @@ def _added(edit: Edit, node: Any) -> Scores | None:
         if inner is not None and shape_of(x) == shape_of(node) and dtype_of(other) in FLOATS:
             return inner.shifted(other)
     return None
+
+
+def _windowed(edit: Edit, node: Any) -> Scores | None:
+    """Return scores to which a tensor is added while their batch is split into (images, windows),
+    as in Swin transformers."""
+    total = node.args[0]
+    if called(total) != "add" or len(total.users) != 1 or argument(total, 2, "alpha", 1) != 1:
+        return None
+    for split, bias in (total.args[:2], total.args[1::-1]):
+        if not hasattr(bias, "meta") or called(split) not in RESHAPES or len(split.users) != 1:
+            continue
+        scores, (images, windows, *rest) = split.args[0], shape_of(total)
+        whole = shape_of(scores) == shape_of(node) == (images * windows, *rest)
+        if not whole or shape_of(split) != shape_of(total) or dtype_of(bias) not in FLOATS:
+            continue
+        inner = read_scores(edit, scores)
+        if inner is not None:
+            edit.graph.inserting_before(node)
+            return inner.shifted(_of_windows(edit, bias, images, windows, len(rest)))
+    return None
+
+
+def _of_windows(edit: Edit, bias: Any, images: int, windows: int, rank: int) -> Any:
+    """Add the views that join the first two of 2 + `rank` dimensions of a tensor, which may
+    broadcast to (images, windows); return the result."""
+    import torch
+
+    aten = torch.ops.aten
+    shape = (1,) * (2 + rank - len(shape_of(bias))) + shape_of(bias)
+    if shape[:2] == (1, 1):
+        return edit.call(aten.reshape.default, (bias, [1, *shape[2:]]))
+    wide = edit.call(aten.expand.default, (bias, [images, windows, *shape[2:]]))
+    return edit.call(aten.reshape.default, (wide, [images * windows, *shape[2:]]))
 
 
 def _chosen(edit: Edit, node: Any) -> Scores | None:
