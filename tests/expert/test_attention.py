@@ -54,9 +54,9 @@ FORMS = {
         "torch.randn(6, 4, 9, 8), torch.randn(6, 4, 13, 8), torch.randn(6, 4, 13, 8), "
         "torch.randn(3, 9, 13)",
     ),
-    "one mask of windows, behind a bias": (
+    "two masks of windows, behind a bias": (
         "q, k, v, b",
-        "(((q @ k.mT) + b).view(-1, 3, 4, 9, 13) + b[:1]).view(-1, 4, 9, 13).softmax(-1) @ v",
+        "(((q @ k.mT) + b).view(-1, 3, 4, 9, 13) + b[:1] + b).view(-1, 4, 9, 13).softmax(-1) @ v",
         "torch.randn(6, 4, 9, 8), torch.randn(6, 4, 13, 8), torch.randn(6, 4, 13, 8), "
         "torch.randn(4, 9, 13)",
     ),

@@ -157,22 +157,36 @@ def _added(edit: Edit, node: Any) -> Scores | None:
 
 
 def _windowed(edit: Edit, node: Any) -> Scores | None:
-    """Return scores to which a tensor is added while their batch is split into (images, windows),
+    """Return scores to which tensors are added while their batch is split into (images, windows),
     as in Swin transformers."""
-    total = node.args[0]
-    if called(total) != "add" or len(total.users) != 1 or argument(total, 2, "alpha", 1) != 1:
+    split: Any = node.args[0]
+    biases: list[Any] = []
+    while (found := _sum_in_windows(split)) is not None:
+        split, bias = found
+        biases.insert(0, bias)
+    if not biases or called(split) not in RESHAPES or len(split.users) != 1:
         return None
-    for split, bias in (total.args[:2], total.args[1::-1]):
-        if not hasattr(bias, "meta") or called(split) not in RESHAPES or len(split.users) != 1:
+    scores, (images, windows, *rest) = split.args[0], shape_of(split)
+    if not shape_of(scores) == shape_of(node) == (images * windows, *rest):
+        return None
+    inner = read_scores(edit, scores)
+    if inner is None:
+        return None
+    edit.graph.inserting_before(node)
+    for bias in biases:
+        inner = inner.shifted(_of_windows(edit, bias, images, windows, len(rest)))
+    return inner
+
+
+def _sum_in_windows(node: Any) -> tuple[Any, Any] | None:
+    """Return (scores, tensor) of a sum that has one reader; None for other nodes."""
+    if called(node) != "add" or len(node.users) != 1 or argument(node, 2, "alpha", 1) != 1:
+        return None
+    for x, other in (node.args[:2], node.args[1::-1]):
+        if not hasattr(x, "meta") or not hasattr(other, "meta") or dtype_of(other) not in FLOATS:
             continue
-        scores, (images, windows, *rest) = split.args[0], shape_of(total)
-        whole = shape_of(scores) == shape_of(node) == (images * windows, *rest)
-        if not whole or shape_of(split) != shape_of(total) or dtype_of(bias) not in FLOATS:
-            continue
-        inner = read_scores(edit, scores)
-        if inner is not None:
-            edit.graph.inserting_before(node)
-            return inner.shifted(_of_windows(edit, bias, images, windows, len(rest)))
+        if called(x) in {*RESHAPES, "add"} and shape_of(x) == shape_of(node):
+            return x, other
     return None
 
 
