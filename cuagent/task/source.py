@@ -5,10 +5,14 @@ from __future__ import annotations
 import ast
 import os
 import stat
+import threading
 from pathlib import Path
 
 LARGEST_FILE = 4 << 20
 """Size in bytes of the largest file that is read; source text is smaller."""
+_PARSING = threading.Lock()
+"""Lock held while a text is parsed: two threads that parse at once can raise SystemError in CPython
+3.11 (https://github.com/python/cpython/issues/106905)."""
 
 
 def read_source(path: Path) -> bytes:
@@ -29,7 +33,8 @@ def read_source(path: Path) -> bytes:
 def parse_python(text: str, path: str = "<unknown>") -> ast.Module:
     """Return the syntax tree of a text that may come from anyone. Raises SyntaxError only."""
     try:
-        return ast.parse(text, filename=path)
+        with _PARSING:
+            return ast.parse(text, filename=path)
     except (RecursionError, MemoryError) as error:  # the parser's own limits of depth
         raise SyntaxError("nested too deeply") from error
     except ValueError as error:

@@ -187,7 +187,8 @@ def test_at_a_question_a_slash_is_no_answer(folder: Path, python: list[str]) -> 
         user.type("/nonsense\r")
         user.see("no command /nonsense; there are")
         user.type("!echo mine\r")
-        user.see("mine")
+        user.see("  mine")  # the output, not the line that was typed
+        user.see("allow this command?")
         user.type("y\r")
         user.see("That is all.")
         user.see("stopped")

@@ -123,7 +123,7 @@ import torch
 class Model(torch.nn.Module):
     def forward(self, a, b):
         return a @ b
-def get_inputs(): return [torch.randn(4, 4), torch.randn(4, 4)]
+def get_inputs(): return [torch.randn(9, 9), torch.randn(9, 9)]
 def get_init_inputs(): return []
 """
     assert make_candidate(_subject(tmp_path, text), Options()) is None

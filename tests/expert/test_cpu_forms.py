@@ -209,7 +209,7 @@ def test_vectors_run_over_groups_of_a_few_elements(make, name):
 SHORT_PRODUCTS = {
     "small matrices": "p = x[:, :9].view(-1, 3, 3); return (p @ p @ self.layer.weight.t()).exp()",
     "points": "return (2 - 2 * x[:, :3] @ x[:, :3].t()).exp()",
-    "a batch": "p = x[:, :8].view(5, -1, 2); return torch.bmm(p, p.transpose(1, 2)).sum(-1)",
+    "a batch": "p = x[:, :8].reshape(5, -1, 2); return torch.bmm(p, p.transpose(1, 2)).sum(-1)",
 }
 
 
@@ -228,7 +228,7 @@ def test_a_product_of_few_terms_is_computed_by_elementwise_operations(make, name
 
 @pytest.mark.slow
 def test_padding_of_three_dimensions_by_their_own_elements_is_left_to_torch(make):
-    body = "return F.pad(x * 2, (1, 1, 1, 1, 1, 1), mode='circular').exp()"
+    body = "return F.pad(x * 2 + 1, (1, 1, 1, 1, 1, 1), mode='circular').exp() + 1"
     made = make(HEAD.format(layer="None", body=body, inputs="torch.randn(1, 2, 5, 5, 5)"), "Model")
     assert_agrees(made)
     assert len(made.candidate.kernels) <= 2
