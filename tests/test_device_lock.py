@@ -232,7 +232,7 @@ def test_judge_opens_shared_and_profiles_exclusively(
         def __init__(self, *_: Any, **__: Any) -> None:
             modes["opening a profile"] = mode_of(device_lock)
 
-        def await_opened(self) -> None: ...
+        def await_opened(self, **_: Any) -> None: ...
 
         def finish(self, *_: Any, alone: Any, **__: Any) -> None:
             modes["preparing a profile"] = mode_of(device_lock)

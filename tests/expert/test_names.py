@@ -22,10 +22,16 @@ CASES = {
     "pool x joined": ("pass", "F.avg_pool2d(x * joined, 3)", PLANE),
     "scan x carry": ("pass", "torch.cumsum(x, dim=-1) * carry", "64, 256"),
     "scan step first": ("pass", "torch.cumsum(step * first, dim=0)", "64, 256"),
+    "peaks element x": (
+        "pass",
+        "F.max_pool2d(element.sigmoid() + x, 3, 1, 1) * 2 + x",
+        PLANE,
+    ),
+    "topk worst held": ("pass", "(worst * held + 1).topk(2)[0]", "64, 256"),
     "softmax start width": ("pass", "torch.softmax(start * width, dim=-1) + width", "64, 256"),
     "softmax count rows": ("pass", "torch.softmax(count * rows, dim=0) + rows", "64, 256"),
 }
-KERNELS = ("anchored", "depthwise", "pooling", "scans", "scatters", "streaming")
+KERNELS = ("anchored", "depthwise", "pooling", "scans", "scatters", "selections", "streaming")
 """Families of the expert whose kernels use the names of tensors in the module's source."""
 DECLARED = re.compile(
     r"\b(?:long|int|float|double|bool|auto)(?:\s*\*(?:\s*const)?)?\s+(\w+?)(?:\{\w+\})?(?:\[| =|;)"

@@ -57,9 +57,10 @@ def test_every_family_has_seeds_and_the_experts_families_are_among_them() -> Non
     assert all(seeds for family, seeds in catalogue().items() if family not in WHOLE)
     names = {seed.name for seeds in catalogue().values() for seed in seeds}
     families = {"streaming", "scans", "pooling", "loops", "depthwise", "recurrences", "scatters"}
+    families |= {"selections"}
     assert EXPERT_FAMILIES.keys() == families
     assert {"torch.exp", "torch.sum", "nn.LayerNorm", "torch.cumsum", "nn.MaxPool2d"} <= names
-    assert {"nn.LSTM", "nn.GRU", "nn.RNN", "torch.index_add"} <= names
+    assert {"nn.LSTM", "nn.GRU", "nn.RNN", "torch.index_add", "torch.topk"} <= names
     assert {"nn.Linear", "nn.Conv2d", "F.embedding", "nn.Upsample", "torch.argmax"} <= names
 
 
