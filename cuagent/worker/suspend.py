@@ -20,8 +20,12 @@ from pathlib import Path
 
 MAX_SCANS = 200
 """Number of scans of the processes after which `stop` gives up with a SuspendError."""
-PAUSE_S = 2e-4
-"""Seconds between two scans."""
+PAUSE_S, LONGEST_PAUSE_S = 2e-4, 0.01
+"""Seconds between the first two scans, and at most between later ones.
+
+On a busy machine a process stops only when it is scheduled next, so all scans together take more
+than a second.
+"""
 RUNNING = frozenset("RS")
 """States of a thread in proc(5) in which it runs or may start to run at any event."""
 
@@ -43,7 +47,7 @@ def stop(pid: int, subreaper: int, sessions: Collection[int]) -> set[int]:
     """
     before: set[int] | None = None
     outside: set[int] = set()
-    for _ in range(MAX_SCANS):
+    for scan in range(MAX_SCANS):
         _send(pid, signal.SIGSTOP, group=True)
         daemons = set(_children(subreaper)) - set(sessions)
         daemons |= {process for daemon in daemons for process in _descendants(daemon)}
@@ -57,7 +61,7 @@ def stop(pid: int, subreaper: int, sessions: Collection[int]) -> set[int]:
         if found == before and not any(map(_runs, (pid, *found))):
             return outside
         before = found
-        time.sleep(PAUSE_S)
+        time.sleep(max(PAUSE_S, min(PAUSE_S * 1.05**scan, LONGEST_PAUSE_S)))
     raise SuspendError("the candidate's processes do not stop", outside)
 
 
