@@ -118,7 +118,7 @@ def read_scores(edit: Edit, node: Any) -> Scores | None:
             return _filled(inner, node.args[1], True, value, shape_of(node))
         case "where":
             return _chosen(edit, node)
-        case "view" | "reshape" | "_unsafe_view":
+        case name if name in RESHAPES:
             return _windowed(edit, node)
         case "tanh":
             inner = read_scores(edit, node.args[0])

@@ -15,10 +15,10 @@ from cuagent.expert.edits import PREPARATIONS, prepared_names
 from cuagent.expert.graph.graph import Graph, Kind, Node
 from cuagent.expert.products.halves import HIGH, LOW, SCALE, padded
 from cuagent.expert.products.match import SPLIT_CAPABILITIES, is_large, parts_of, splits
+from cuagent.expert.rules.contractions import MATRIX_TRANSPOSE
 
 TRANSPOSED = "{0}.t().contiguous()"
 COPIED = "{0}.contiguous()"
-MATRIX_TRANSPOSE = "{0}.mT"
 VIEWS = ("{0}", "{0}.t()", MATRIX_TRANSPOSE, f"{MATRIX_TRANSPOSE}.t()")
 PREPARATIONS |= {TRANSPOSED, *(SCALE.replace("{0}", view) for view in VIEWS)}
 CALLS = ("torch.matmul({0}, {1})", "torch.mm({0}, {1})", "torch.bmm({0}, {1})")

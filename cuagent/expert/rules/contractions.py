@@ -24,6 +24,9 @@ from cuagent.expert.graph.lowering import (
 from cuagent.expert.graph.orders import order_of_value
 from cuagent.expert.rules.views import layout, narrowed, strided, viewed
 
+MATRIX_TRANSPOSE = "{0}.mT"
+"""Expression of the views with the last two dimensions exchanged that this module adds."""
+
 
 @rule("linear")
 def linear(low: Lowering, fx: Any) -> str | None:
@@ -248,7 +251,9 @@ def _spread(low: Lowering, word: str, name: str, letters: str) -> str | None:
 def _transposed(low: Lowering, name: str) -> str:
     """Add a view of a node with the last two dimensions exchanged; return its name."""
     (*leading, n, m), (*steps, down, across) = layout(low, name)
-    return strided(low, name, "{0}.mT", (*leading, m, n), (*steps, across, down), 0, "transposed")
+    return strided(
+        low, name, MATRIX_TRANSPOSE, (*leading, m, n), (*steps, across, down), 0, "transposed"
+    )
 
 
 def _row_scaling(low: Lowering, fx: Any, left: Any, right: Any) -> str | None:

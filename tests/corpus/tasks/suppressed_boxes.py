@@ -1,4 +1,4 @@
-"""Which of the boxes, in order of rank, are kept: those that no kept one overlaps."""
+"""Mask of the kept boxes, in order of rank: a box is kept if no kept box before it overlaps it."""
 
 import torch
 from torch import nn
