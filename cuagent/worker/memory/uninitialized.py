@@ -3,8 +3,9 @@
 `torch.empty` usually returns zeros or the last result, so a kernel that skips elements, or writes
 one too many, often looks right. Within an `Allocations` context such tensors are filled with a
 poison byte and placed between guard bands. This covers the Python calls (`torch.empty`,
-`empty_like`, `empty_strided`, `Tensor.new_empty`), not allocations inside C++, and a candidate can
-switch it off. It finds bugs; the referee does not rely on its result.
+`empty_like`, `empty_strided`, `Tensor.new_empty`), not allocations inside C++, nor those of a call
+that is captured into a CUDA graph, and a candidate can switch it off. It finds bugs; the referee
+does not rely on its result.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def _mode_class() -> Any:
             result = function(*args, **(kwargs or {}))
             if torch.compiler.is_compiling():  # torch.compile allocates the tensor itself
                 return result
-            if function in watched and _plain(result):
+            if function in watched and _plain(result) and not _captured(result):
                 return _guarded(result, self._poison, self._guards)
             return result
 
@@ -84,6 +85,17 @@ def _plain(tensor: Tensor) -> bool:
         and not tensor.is_pinned()
         and tensor.device.type in ("cpu", "cuda")
     )
+
+
+def _captured(tensor: Tensor) -> bool:
+    """Return True if a CUDA graph captures this call.
+
+    Fills would become part of the graph: the guard bands would not contain guard bytes before its
+    first replay, and each replay would fill the tensor again.
+    """
+    import torch
+
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _guarded(tensor: Tensor, poison: int, guards: list[Tensor]) -> Tensor:
