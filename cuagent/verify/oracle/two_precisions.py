@@ -362,8 +362,8 @@ class TwoPrecisions:
 
     @contextmanager
     def _wide_operators(self) -> Iterator[None]:
-        """Context of an fp64 run: the fastest fp64 convolutions, and with `widens_casts` conversions
-        from fp64 to fp32 that give fp64.
+        """Context of an fp64 run: the fastest fp64 convolutions, and with `widens_casts`
+        conversions from fp64 to fp32 that give fp64.
         """
         kept = intercept_operators(_keep_fp64) if self.widens_casts else nullcontext()
         with self.convolutions.native(), kept:
