@@ -78,16 +78,30 @@ class Ratio:
             return Standing.SLOWER
         return Standing.INCONCLUSIVE
 
+    @property
+    def is_equal(self) -> bool:
+        """True if the whole interval lies within MARGIN of 1: any difference is too small to
+        count."""
+        return self.low >= 1 - MARGIN and self.high <= 1 + MARGIN
+
+    @property
+    def doubt(self) -> str:
+        """Text in parentheses, after a space, if the ratio is neither faster nor slower."""
+        if self.standing is not Standing.INCONCLUSIVE:
+            return ""
+        return f" (equal within {MARGIN:.0%})" if self.is_equal else " (inconclusive)"
+
 
 @dataclass(frozen=True)
 class Floor:
-    """Lower bound of a call's time: no implementation is faster (`roofline/model.py`)."""
+    """Lower bound of a call's time with the reference's algorithm (`roofline/model.py`)."""
 
     seconds: float
     bound: str
     """Resource that determines the bound: `memory` or `compute`."""
     memory: float
-    """Seconds in which the device can at best move the compulsory bytes.
+    """Seconds below which no correct implementation is possible: the least time in which the
+    device can move the inputs and outputs. Weights do not count, because they may be prepared once.
 
     0 if caches or a busy machine make this bound unreliable.
     """
@@ -150,8 +164,8 @@ class Timing:
         if self.floor is None or candidate is None or not candidate.median < self.floor.memory:
             return ""
         return (
-            f"SUSPECT: {candidate.median * 1e6:.1f} us a call, but memory traffic alone takes "
-            f"{self.floor.memory * 1e6:.1f} us"
+            f"SUSPECT: {candidate.median * 1e6:.1f} us a call, but moving the inputs and outputs "
+            f"alone takes {self.floor.memory * 1e6:.1f} us"
         )
 
     @property

@@ -109,10 +109,13 @@ def _free_line(run: Run) -> str:
     rung = found.best if found is not None else None
     if rung is None or free is None:
         return _undecided_line(found)
+    over = ratio_over("eager", free)
+    if free.is_equal:
+        return f"no free option is faster; the best is {NAMES.get(rung.name, rung.name)}: {over}"
     if free.standing is not Standing.FASTER:
-        return f"{NAMES.get(rung.name, rung.name)} is undecided: {ratio_over('eager', free)}"
+        return f"{NAMES.get(rung.name, rung.name)} is undecided: {over}"
     how = "" if rung.effort is Effort.RECORD else " (quick timing)"
-    return f"{NAMES.get(rung.name, rung.name)} is {ratio_over('eager', free)}{how}"
+    return f"{NAMES.get(rung.name, rung.name)} is {over}{how}"
 
 
 def _undecided_line(found: Ladder | None) -> str:
@@ -138,6 +141,8 @@ def _attempt_line(run: Run) -> str:
     prefix = _PREFIX[Standing.SLOWER if judgement.slower_than else judgement.standing]
     if judgement.is_faster and judgement.gain is not None:
         prefix = _PREFIX[judgement.gain.kernel.standing].replace(":", " on top:")
+    if judgement.timing is not None and judgement.timing.suspect:
+        prefix = "no gain, because its time is not plausible: "
     return f"{prefix}attempt {result.n}, {ratios_line(judgement)} ({fresh})"
 
 

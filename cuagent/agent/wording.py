@@ -65,10 +65,11 @@ def ratios_line(judgement: Judgement) -> str:
 
 
 def ratio_over(name: str, ratio: Ratio) -> str:
-    """Format one ratio: 1.84x over eager [1.79, 1.90], with a note if it is inconclusive."""
-    unsure = " (inconclusive)" if ratio.standing is Standing.INCONCLUSIVE else ""
+    """Format one ratio: 1.84x over eager [1.79, 1.90], with a note if it is neither faster nor
+    slower.
+    """
     limits = f"[{ratio.low:.2f}, {ratio.high:.2f}]"
-    return f"{ratio.value:.2f}x over {NAMES.get(name, name)} {limits}{unsure}"
+    return f"{ratio.value:.2f}x over {NAMES.get(name, name)} {limits}{ratio.doubt}"
 
 
 def ladder_text(ladder: Ladder) -> str:

@@ -32,7 +32,7 @@ from cuagent.bench.columns import (
 )
 from cuagent.bench.record_form import FREE, KERNEL, RESULTS
 from cuagent.bench.scheduler import Finished, Progressed, Started
-from cuagent.timing import Ratio, Standing
+from cuagent.timing import Ratio
 from cuagent.ui.console import make_console
 
 if TYPE_CHECKING:
@@ -156,9 +156,8 @@ def problem_line(record: Record) -> str:
 
 
 def _doubt(ratio: dict[str, float]) -> str:
-    """Return " (inconclusive)" if the interval of the ratio decides nothing, else ""."""
-    found = Ratio(ratio["value"], ratio["low"], ratio["high"])
-    return " (inconclusive)" if found.standing is Standing.INCONCLUSIVE else ""
+    """Return a note in parentheses if the ratio is inconclusive or about 1, else ""."""
+    return Ratio(ratio["value"], ratio["low"], ratio["high"]).doubt
 
 
 def print_results(records: Sequence[Record], stream: TextIO) -> None:

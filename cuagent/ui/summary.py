@@ -162,6 +162,8 @@ def _no_gain(best: Judgement, name: str) -> str:
         return f"no sure gain: {name} is correct, but was not timed"
     if best.timing.suspect:
         return f"no gain: {name} is correct, but its time is not plausible"
+    if best.timing.ratios[EAGER].is_equal:
+        return f"no gain: {name} is correct, but takes as long as eager"
     if best.standing is Standing.INCONCLUSIVE:
         return f"no sure gain: {name} is correct, but its time and that of eager overlap"
     return f"no gain: {name} is correct, but not faster than eager"
@@ -223,7 +225,8 @@ def _evidence(best: Judgement, found: Ladder | None, width: int) -> list[tuple[s
         shown_above = {EAGER, best.gain.rung} - {COMPILE} if best.gain is not None else set()
         for name, gain in timing.ratios.items():
             if name not in shown_above:
-                word = f" {gain.standing}" if width >= NARROW else ""
+                standing = "equal" if gain.is_equal else gain.standing
+                word = f" {standing}" if width >= NARROW else ""
                 where = full_name(name) if width >= NARROW else name
                 rows.append((f"over {where}", ratio(gain) + word))
         rows += [("roofline", fact.replace(" of the roofline", "")) for fact in share_facts(timing)]
@@ -239,8 +242,7 @@ def _evidence(best: Judgement, found: Ladder | None, width: int) -> list[tuple[s
 
 
 def _ratio_text(gain: Ratio) -> str:
-    unsure = " (inconclusive)" if gain.standing is Standing.INCONCLUSIVE else ""
-    return ratio(gain) + unsure
+    return ratio(gain) + gain.doubt
 
 
 def full_name(rung: str) -> str:

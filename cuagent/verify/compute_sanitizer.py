@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -76,6 +76,8 @@ class Report:
     """First findings of the tool in a few lines; if it could not run, the reason."""
     reached: tuple[str, ...] = ()
     """C functions of the attempt's compiled libraries that were called."""
+    launched: tuple[str, ...] = ()
+    """Triton kernels that were launched."""
 
 
 def sanitizer() -> Path | None:
@@ -136,11 +138,16 @@ def sandboxed(
 
 
 def run(
-    command: list[str], folder: Path, limit_s: float, device_lock: DeviceLock = UNSHARED
+    command: list[str],
+    folder: Path,
+    limit_s: float,
+    device_lock: DeviceLock = UNSHARED,
+    needless: Callable[[], bool] = lambda: False,
 ) -> tuple[int | None, str]:
     """Run a command in `folder`; return its exit status and its printed text.
 
-    The status is None if the command exceeded `limit_s` seconds or could not be suspended.
+    The status is None if the command exceeded `limit_s` seconds, could not be suspended, or became
+    `needless` before it ended.
 
     The command uses the device in shared mode. It is suspended while another process uses the
     device exclusively; suspended time does not count against `limit_s`. At the end all its
@@ -155,7 +162,7 @@ def run(
         with Supervised(command, folder, inherited_environment(), report) as process:
             exited = False
             with suppress(suspend.SuspendError):
-                while not exited and time.monotonic() < deadline:
+                while not exited and time.monotonic() < deadline and not needless():
                     exited = process.wait(POLL_S)
                     if not exited and device_lock.is_awaited:
                         deadline += _give_way(process, give_way)

@@ -7,8 +7,9 @@ memory: one input set, the fp64 reference in slices (`oracle.slices`), spread an
 narrow dtype, and memory that is released between the stages. Its plan is tested against the
 measured peak (tests/verify/test_large.py).
 
-Not covered: memory inside operators, such as the workspace of a convolution; the code and contexts
-of processes; what a candidate allocates beyond the reference's own intermediate results.
+Not covered: memory inside operators, such as cuDNN's workspace (of fp64 convolutions the plan knows
+the columns); the code and contexts of processes; what a candidate allocates beyond the reference's
+own intermediate results.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class MemoryPlan:
     """Number of slices in which the fp64 reference runs; 0 if it runs on the whole input at
     once.
     """
+    columns: int = 0
+    """Bytes that a convolution of an fp64 run takes besides its output."""
     widening: int = FP64_OVER_FP32
     """Size of fp64 divided by the size of the reference's numbers."""
     large: bool = False
@@ -80,6 +83,7 @@ class MemoryPlan:
             state=state,
             temporary=max(0, facts.peak - inputs - outputs - state),
             slices=facts.slices,
+            columns=facts.columns,
             widening=max(widening, FP64_OVER_FP32 if facts.fp64 else 1),
             large=facts.large,
             on_gpu=device is Device.CUDA,
@@ -212,13 +216,13 @@ class MemoryPlan:
     def _precise_run(self) -> int:
         """Bytes of the fp64 runs on one slice."""
         whole = self.widening * (self.inputs + self.outputs + self.temporary)
-        return SLICE_RUNS * whole // max(1, self.slices)
+        return SLICE_RUNS * whole // max(1, self.slices) + self.columns
 
     @property
     def _whole_precise(self) -> int:
         """Bytes of an fp64 run on the whole input, with perturbed inputs and the sum of squares."""
         run = self.widening * (2 * self.inputs + self.outputs + self.temporary)
-        return run + self.precise
+        return run + self.precise + self.columns
 
     @property
     def _answer(self) -> int:
@@ -226,7 +230,8 @@ class MemoryPlan:
 
         The inputs and outputs in fp64, which exist while it is computed, are included.
         """
-        return self.outputs + 2 * self.precise + FP64_OVER_FP32 * self.inputs + self.precise
+        run = self.precise + FP64_OVER_FP32 * self.inputs + self.columns
+        return self.outputs + 2 * self.precise + run
 
     def available(self, device: str) -> int:
         """Return the free bytes of the device, or the budget if that is less."""

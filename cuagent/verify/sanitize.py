@@ -8,7 +8,8 @@ allocator's pool as legal.
 
 Only kernels that the attempt defines are instrumented, found by name: with those of cuDNN and
 cuBLAS the tools took 60 to 172 s. Inputs of more than `LARGE_BYTES` are cut along their first
-dimension, if the attempt's kernels still run. The verdict's notes say what was covered.
+dimension, if the attempt's kernels still run, and racecheck may see few rows (`tool_runs`). The
+verdict's notes say what was covered.
 
 initcheck runs if an attempt allocates memory without torch, because the verdict's calls fill
 torch's own uninitialised memory with two patterns. It sees only writes of instrumented kernels. So
@@ -29,7 +30,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,35 +37,33 @@ from typing import TYPE_CHECKING
 from cuagent.attempt import Attempt
 from cuagent.build import Build
 from cuagent.device_lock import UNSHARED, DeviceLock
-from cuagent.sandbox import SandboxError, Tier
-from cuagent.sandbox.beneath import open_folder, read_beneath
+from cuagent.sandbox import SandboxError
 from cuagent.task import Device
 from cuagent.task.memory import free
 from cuagent.verdict import Reason, Verdict
-from cuagent.verify.compute_sanitizer import (
-    LAUNCHES,
-    MAX_READ,
-    Outcome,
-    Report,
-    read,
-    run,
-    sandboxed,
-    sanitizer,
-)
+from cuagent.verify.compute_sanitizer import LAUNCHES, Outcome, Report, sanitizer
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.seeds import Seeds
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.own_kernels import allocates, built_kernels, own_kernels
 from cuagent.verify.referee import Referee
-from cuagent.worker.single import REACHED
+from cuagent.verify.tool_runs import (
+    INITCHECK,
+    RACECHECK,
+    Reports,
+    Run,
+    ToolRuns,
+    common_rows,
+    few_rows,
+)
+from cuagent.worker.single import INPUTS, WEIGHTS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from cuagent.worker.memory.arena import Leaf
 
-INITCHECK = "initcheck"
-TOOLS = ("memcheck", "racecheck", INITCHECK)
+TOOLS = ("memcheck", RACECHECK, INITCHECK)
 LARGE_BYTES = 1 << 30
 """Size in bytes of all inputs above which the tools first run on fewer rows.
 
@@ -85,12 +83,9 @@ The remainder of rows in a kernel's last block then stays the same.
 """
 BUDGET_S = 15.0
 """Time limit in seconds for all tools together."""
-SHARED = "shared"
-"""Name of the folder with the files that all tools read."""
-UNCONFIRMED = (
-    "a kernel reads memory that none of the attempt's kernels wrote; the check if a library's "
-    "kernel wrote it exceeded its time limit"
-)
+SHARED, FEW = "shared", "few"
+"""Names of the folders with the files that all tools read, and that racecheck reads for few
+rows."""
 MISSING = (
     "compute-sanitizer is not installed: accesses outside memory that the candidate allocates are "
     "not checked"
@@ -107,6 +102,8 @@ class Check:
     rows: tuple[int, int] | None = None
     """(rows that the tools saw, all rows) of the inputs; None if the inputs were not cut."""
     seconds: float = 0.0
+    raced: tuple[int, int] | None = None
+    """(rows that racecheck saw, rows that the other tools saw); None if they are equal."""
 
     @property
     def coverage(self) -> str:
@@ -116,7 +113,10 @@ class Check:
         inputs = "the task's own inputs"
         if self.rows is not None:
             inputs = f"the first {self.rows[0]} of {self.rows[1]} rows of {inputs}"
-        reached = sorted({name for report in self.reports for name in report.reached})
+        if self.raced is not None:
+            inputs += f", racecheck on {self.raced[0]} of {self.raced[1]} rows"
+        ran_any = {name for r in self.reports for name in (*r.reached, *r.launched)}
+        reached = sorted(ran_any)
         ran = f"; the call ran {', '.join(reached)}" if reached else ""
         return (
             f"compute-sanitizer covered {', '.join(self.kernels)} (at most {LAUNCHES} launches on "
@@ -193,84 +193,58 @@ def check(
     begun = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="sanitize-", dir=referee.folder))
     reports: tuple[Report, ...] = ()
-    rows = None
+    rows = raced = None
+    compiled = referee.processes.compiled
+    ends = begun + budget_s
+    run = Run(program, attempt, build, referee.tier, kernels, compiled, ends, device_lock)
     try:
         with device_lock.shared() as give_way, referee.giving_way(give_way):
             inputs = _inputs(referee)
-        for rows in _cuts(inputs, referee.facts.layouts.output.leaves):
-            write_debug_folder(
-                referee, attempt, folder, inputs, rows and rows[0], device_lock=device_lock
-            )
-            at_once = len(tools) if _all_fit(referee, len(tools), rows) else 1
-            with ThreadPoolExecutor(at_once) as executor:
-                reports = tuple(
-                    executor.map(
-                        lambda tool: _report(
-                            program,
-                            tool,
-                            _tool_folder(referee, attempt, folder, tool),
-                            build,
-                            referee.tier,
-                            kernels,
-                            budget_s - (time.monotonic() - begun),
-                            device_lock,
-                        ),
-                        tools,
-                    )
-                )
+        outputs = referee.facts.layouts.output.leaves
+        for rows in _cuts(inputs, outputs):
+            used = inputs if rows is None else [t[: rows[0]] for t in inputs]
+            every = common_rows(used, outputs) if rows is None else rows[0]
+            few = few_rows(used, every) if RACECHECK in tools else None
+            found = _run_tools(run, referee, folder, used, tools, few)
+            reports, raced = found.each, (few, every) if few and every and found.few else None
             if rows is None or not _missed(reports, build):
                 break
     except SandboxError as error:
         reports = (Report(tools[0], Outcome.UNKNOWN, str(error)),)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return Check(reports, tuple(sorted(kernels)), rows, time.monotonic() - begun)
+    return Check(reports, tuple(sorted(kernels)), rows, time.monotonic() - begun, raced)
 
 
-def _tool_folder(referee: Referee, attempt: Attempt, folder: Path, tool: str) -> Path:
-    """Create a folder for one tool, with the shared files and the attempt's compiled files.
+def _run_tools(
+    run: Run,
+    referee: Referee,
+    folder: Path,
+    inputs: Sequence[Tensor],
+    tools: Sequence[str],
+    few: int | None,
+) -> Reports:
+    """Run the tools on `inputs`, and racecheck also on their first `few` rows; return the
+    reports."""
+    shared = _shared_folder(referee, run.attempt, folder, SHARED)
+    of_few = None if few is None else _shared_folder(referee, run.attempt, folder, FEW)
 
-    Its name is new, because the folder of an earlier call may contain files that cannot be removed.
-    """
-    own = Path(tempfile.mkdtemp(prefix=f"{tool}-", dir=folder))
-    shutil.copytree(folder / SHARED, own, copy_function=os.link, dirs_exist_ok=True)
-    own.chmod(0o755)
-    referee.processes.compiled.copy_to(attempt, own)
-    return own
+    def write() -> None:
+        weights = referee.context.weights.tensors()
+        _write_tensors(shared / WEIGHTS, weights, run.lock)
+        if of_few is not None:  # first, because racecheck takes longest
+            os.link(shared / WEIGHTS, of_few / WEIGHTS)
+            _write_tensors(of_few / INPUTS, [t[:few] for t in inputs], run.lock)
+        _write_tensors(shared / INPUTS, inputs, run.lock)
 
-
-def _report(
-    program: Path,
-    tool: str,
-    own: Path,
-    build: Build,
-    tier: Tier,
-    kernels: Collection[str],
-    seconds: float,
-    lock: DeviceLock,
-) -> Report:
-    """Run one tool in the folder `own` for at most `seconds`; return its report."""
-    begun = time.monotonic()
-    command = sandboxed(program, tool, own, build, tier, kernels)
-    report = read(tool, *run(command, own, max(seconds, 0.0), lock), kernels)
-    reached = _reached(own)
-    if tool == INITCHECK and report.outcome is Outcome.FAULTY:
-        left = max(seconds - (time.monotonic() - begun), 0.0)
-        command = sandboxed(program, tool, own, build, tier)
-        confirmed = read(tool, *run(command, own, left, lock), kernels)
-        report = (
-            replace(confirmed, outcome=Outcome.UNKNOWN, text=UNCONFIRMED)
-            if (confirmed.outcome is Outcome.UNKNOWN)
-            else confirmed
-        )
-    return replace(report, reached=reached)
+    processes = len(tools) + (few is not None)
+    at_once = processes if _all_fit(referee, processes, inputs) else 1
+    return ToolRuns(run, shared, of_few).reports(tools, at_once, write)
 
 
-def _all_fit(referee: Referee, tools: int, rows: tuple[int, int] | None) -> bool:
-    """Return True if the GPU's free memory is enough for the processes of all tools at the same
-    time.
-    """
-    share = 1.0 if rows is None else rows[0] / rows[1]
+def _all_fit(referee: Referee, tools: int, inputs: Sequence[Tensor]) -> bool:
+    """Return True if the GPU's free memory is enough for `tools` processes at the same time."""
+    share = sum(t.nbytes for t in inputs) / max(1, referee.facts.layouts.inputs.size)
     each = CONTEXT_BYTES + referee.facts.layouts.state.size + share * referee.bytes_per_call
     return tools * each <= free(referee.task.device.value)
 
@@ -282,22 +256,6 @@ def _missed(reports: Sequence[Report], build: Build) -> bool:
     """
     ended = [r for r in reports if r.outcome is not Outcome.UNKNOWN]
     return not ended or (bool(build.libraries) and not any(r.reached for r in ended))
-
-
-def _reached(folder: Path) -> tuple[str, ...]:
-    """Return the names of the library functions that the call ran, from a file of its process.
-
-    The attempt's code shares that process, so the list proves nothing, and the file may be a link,
-    a pipe or deeply nested JSON.
-    """
-    root = open_folder(folder)
-    try:
-        names = json.loads(read_beneath(root, REACHED, MAX_READ))
-    except (OSError, ValueError, RecursionError):
-        return ()
-    finally:
-        os.close(root)
-    return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
 def _inputs(referee: Referee) -> list[Tensor]:
@@ -313,10 +271,8 @@ def _cuts(inputs: Sequence[Tensor], outputs: Sequence[Leaf]) -> Iterator[tuple[i
     Inputs are cut if they are large, and all inputs and outputs have the same number of rows.
     """
     size = sum(t.numel() * t.element_size() for t in inputs)
-    counts = {shape[0] if shape else 0 for shape in [t.shape for t in inputs]}
-    counts |= {leaf.shape[0] if leaf.shape else 0 for leaf in outputs}
-    if size > LARGE_BYTES and len(counts) == 1:
-        (rows,) = counts
+    rows = common_rows(inputs, outputs)
+    if size > LARGE_BYTES and rows is not None:
         fewer = int(rows * LARGE_BYTES / size / 4)
         fewer += (rows - fewer) % TAIL
         if 0 < fewer < rows:
@@ -341,25 +297,32 @@ def write_debug_folder(
     new ones. With `rows` each input is cut to its first `rows` rows. `device_lock` is shared while
     tensors are copied from the device, but not while the files are written.
     """
-    import torch
-
     given = _inputs(referee) if inputs is None else inputs
-    seed = Seeds().draw()
-    target = folder / SHARED
+    target = _shared_folder(referee, attempt, folder, SHARED)
+    cut = given if rows is None else [t[:rows] for t in given]
+    _write_tensors(target / WEIGHTS, referee.context.weights.tensors(), device_lock)
+    _write_tensors(target / INPUTS, cut, device_lock)
+
+
+def _shared_folder(referee: Referee, attempt: Attempt, folder: Path, name: str) -> Path:
+    """Write the attempt and its model spec to a new folder `folder / name`, which is returned."""
+    seed, target = Seeds().draw(), folder / name
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(mode=0o755)
     attempt.write(target)
     model_spec = referee.processes.model_spec(seed)
     (target / "order.json").write_text(json.dumps(model_spec.to_json()))
-    cut = given if rows is None else [t[:rows] for t in given]
-    tensors = {"inputs": cut, "weights": referee.context.weights.tensors()}
-    # Copied, because torch saves the whole storage of a slice.
-    with device_lock.shared():
-        kept = {
-            name: [t.cpu() if t.is_cuda else t.clone() for t in many]
-            for name, many in tensors.items()
-        }
-    torch.save(kept, target / "data.pt")
+    return target
+
+
+def _write_tensors(file: Path, tensors: Sequence[Tensor], device_lock: DeviceLock) -> None:
+    """Save tensors to a file. `device_lock` is shared while they are copied from the device, but
+    not while the file is written."""
+    import torch
+
+    with device_lock.shared():  # copied, because torch saves the whole storage of a slice
+        kept = [t.cpu() if t.is_cuda else t.clone() for t in tensors]
+    torch.save(kept, file)
 
 
 def _note(report: Report) -> str:

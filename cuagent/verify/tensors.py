@@ -57,6 +57,24 @@ def in_blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
         yield tuple(tensor[begin : begin + size].to(device) for tensor in flat)
 
 
+def square_sum(tensor: Tensor) -> Tensor:
+    """Return the sum of the squares of a real tensor's elements in fp64, without a copy on a
+    GPU."""
+    import torch
+
+    if tensor.is_cuda:
+        return torch.linalg.vector_norm(tensor, dtype=torch.float64).square()
+    return tensor.double().square().sum()
+
+
+def largest_size(tensor: Tensor) -> Tensor:
+    """Return the largest absolute value of a real tensor that is not empty; NaN if it contains
+    NaN. Makes no copy on a GPU."""
+    import torch
+
+    return torch.linalg.vector_norm(tensor, math.inf) if tensor.is_cuda else tensor.abs().max()
+
+
 def relative_error(outputs: Sequence[Tensor], right: Sequence[Tensor]) -> float:
     """Return the largest norm(x - r) / norm(r) over pairs (output x, right answer r).
 

@@ -2,9 +2,9 @@
 
     python single.py FOLDER
 
-FOLDER contains the attempt, `order.json` and `data.pt` (inputs and weights). No result is compared.
-The exit code says if the call completed. `reached.json` lists the functions of the attempt's
-libraries that were called.
+FOLDER contains the attempt, `order.json` and, from some time on, the weights and the inputs. No
+result is compared. The exit code says if the call completed. `reached.json` lists the functions of
+the attempt's libraries that were called, and the Triton kernels that were launched.
 """
 
 from __future__ import annotations
@@ -12,10 +12,15 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 REACHED = "reached.json"
+WEIGHTS, INPUTS = "weights.pt", "inputs.pt"
+"""Names of the files of the tensors. The inputs appear last, and complete."""
+WAIT_S = 120.0
+"""Seconds to wait for the inputs."""
 
 
 def main(folder: Path) -> None:
@@ -28,16 +33,53 @@ def main(folder: Path) -> None:
 
     sys.path += library_folders()
     model_spec = ModelSpec.from_json(json.loads((folder / "order.json").read_text()))
-    data = torch.load(folder / "data.pt", map_location=model_spec.device.value, weights_only=True)
+    device = model_spec.device.value
+    torch.zeros(1, device=device)  # starts CUDA while another process writes the inputs
+    weights, inputs = _tensors(folder, device)
     if model_spec.settings is not None:
         model_spec.settings.apply()
     model = import_arm(model_spec, folder)()
-    model.load_state_dict(dict(zip(model_spec.state, data["weights"], strict=True)))
+    model.load_state_dict(dict(zip(model_spec.state, weights, strict=True)))
     reached = _recorded()
+    launched = _launched() if "triton" in sys.modules else set()
     with torch.no_grad():
-        model(*unflatten(data["inputs"], model_spec.inputs))
-    synchronize(model_spec.device.value)
-    (folder / REACHED).write_text(json.dumps(sorted(reached)))
+        model(*unflatten(inputs, model_spec.inputs))
+    synchronize(device)
+    (folder / REACHED).write_text(json.dumps([sorted(reached), sorted(launched)]))
+
+
+def _tensors(folder: Path, device: str) -> tuple[list[Any], list[Any]]:
+    """Wait for the files of the tensors; return (weights, inputs) on `device`."""
+    import torch
+
+    ends = time.monotonic() + WAIT_S
+    while not (folder / INPUTS).exists():
+        if time.monotonic() > ends:
+            raise TimeoutError(f"no {INPUTS} within {WAIT_S:g} s")
+        time.sleep(0.005)
+    weights, inputs = (
+        [t.to(device) for t in torch.load(folder / name, mmap=True, weights_only=True)]
+        for name in (WEIGHTS, INPUTS)
+    )
+    return weights, inputs
+
+
+def _launched() -> set[str]:
+    """Return a set; each later launch of a Triton kernel adds the kernel's name to it."""
+    names = set[str]()
+    try:
+        from triton.runtime.jit import JITFunction
+
+        plain = JITFunction.run
+    except (ImportError, AttributeError):
+        return names
+
+    def recorded_run(function: Any, *arguments: Any, **named: Any) -> Any:
+        names.add(str(getattr(function, "__name__", function)))
+        return plain(function, *arguments, **named)
+
+    JITFunction.run = recorded_run
+    return names
 
 
 def _recorded() -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from cuagent.judgement import Judgement
 from cuagent.measure.rungs import Ladder, Rung, gain_of
 from cuagent.record import read_records
 from cuagent.score import milestone
-from cuagent.timing import Arm, Effort, Ratio, Timing
+from cuagent.timing import Arm, Effort, Floor, Ratio, Timing
 from cuagent.ui.recorded import best_of
 from cuagent.verdict import Reason, Verdict
 
@@ -68,6 +69,29 @@ def test_the_best_rung_comes_first_in_the_summary_where_it_is_the_result(run: Ru
     summary = summarize(run)
     assert summary.startswith("torch.compile is 1.50x over eager")
     assert "; no gain: attempt 1, 1.00x over eager" in summary, "surely slower than torch.compile"
+
+
+def test_equal_rung_and_implausible_kernel_are_named_so(run: Run) -> None:
+    """A rung whose interval lies between 1.00 and 1.01 is no gain; nothing about it is
+    undecided."""
+    judgement = judged(FAST, 160.0, Effort.RECORD)
+    assert judgement.timing is not None
+    equal = {"compile": Ratio(1.0092, 1.0071, 1.0099)}
+    floor = Floor(2.7e-3, "compute", 60e-6)
+    ratios = judgement.timing.ratios | {"compile": Ratio(160 / 1.0092, 150.0, 170.0)}
+    timing = replace(judgement.timing, floor=floor, ratios=ratios, free=equal)
+    eager = Rung("eager", 1e-3, EVEN, 0.0, True, 1.0, None, True, effort=Effort.RECORD)
+    rung = replace(eager, name="compile", seconds=9.9e-4, over_eager=equal["compile"])
+    found = Ladder(run.task.digest, "match", "a GPU", {}, (eager, rung), 1.0)
+    run.record_ladder(found)
+    first = run.register(FAST, judged(FAST, 160.0, Effort.QUICK))
+    run.settle(first, replace(judgement, timing=timing, gain=gain_of(timing, found)))
+    summary = summarize(run)
+    assert summary.startswith("no gain, because its time is not plausible: attempt 1, 160.00x")
+    assert summary.endswith(
+        "; no free option is faster; the best is torch.compile: 1.01x over eager [1.01, 1.01] "
+        "(equal within 1%)"
+    )
 
 
 def documented_fields() -> dict[str, set[str]]:

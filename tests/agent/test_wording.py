@@ -39,7 +39,7 @@ def test_judgement_shows_warnings_and_roofline_share() -> None:
     lines = list(judgement_lines(tried, best=False))
     assert lines[0] == "ACCEPTED attempt 1: 2.50x over eager [2.40, 2.60]"
     assert "50% of the roofline" in lines
-    assert "SUSPECT: 12.0 us a call, but memory traffic alone takes 13.0 us" in lines
+    assert "SUSPECT: 12.0 us a call, but moving the inputs and outputs alone takes 13.0 us" in lines
     assert "machine busy: 40 % by others" in lines
 
 
@@ -121,7 +121,7 @@ def test_rung_lines_mark_the_best_and_the_unmeasured() -> None:
         "compile: 1 ms, 2.00x over eager [1.90, 2.10], error 1.0e-07, the one to beat",
         "reduce-overhead: 500 us, 4.00x over eager [3.90, 4.10], rejected by the strict rule, "
         "error 1.0e-01",
-        "eager+tf32: 2 ms, 1.00x over eager [1.00, 1.00] (inconclusive), needs TF32 products, "
+        "eager+tf32: 2 ms, 1.00x over eager [1.00, 1.00] (equal within 1%), needs TF32 products, "
         "error 1.0e-07",
         "not timed yet: max-autotune",
         "torch settings: fp32 products",

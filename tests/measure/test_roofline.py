@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -157,6 +158,44 @@ def test_time_below_the_memory_floor_is_suspect_outside_caches(
     small = roofline(reference(tmp_path, "x: x + 1", "pass", "f32[100]", "match"), CEILINGS)
     assert isinstance(small, Roofline)
     assert not small.suspect(1e-9)
+
+
+GEMM_SUM = "x: (x @ self.w.T / 2).sum(1, keepdim=True) * 1.5"
+
+
+def test_weights_that_a_kernel_may_prepare_once_make_no_time_suspect(tmp_path: Path) -> None:
+    """A kernel that multiplies with the sum of the weight's rows never reads the weight itself."""
+    init = "self.w = nn.Parameter(torch.ones(500, 100))"
+    roof = roofline(reference(tmp_path, GEMM_SUM, init, "f32[10,100]", "match"), CEILINGS)
+    inputs, outputs = 10 * 100 * 4, 10 * 4
+    assert (roof.work.bytes_inputs, roof.work.bytes_out) == (inputs, outputs)
+    assert roof.work.bytes == inputs + outputs + 500 * 100 * 4
+    assert roof.least_seconds == pytest.approx((inputs + outputs) / 1e9)
+    assert roof.memory_seconds > 50 * roof.least_seconds, "the roofline includes the weight"
+    assert not roof.suspect(4e-6)
+    assert roof.suspect(3e-6), "less than a read of the inputs takes"
+    assert roof.timing_floor.memory == pytest.approx(0.9 * roof.least_seconds)
+
+
+def test_a_constant_tensor_is_no_input(tmp_path: Path) -> None:
+    init = "self.table = torch.ones(1000)"
+    work = count_work(reference(tmp_path, "x: x + self.table.sum()", init, "f32[8]", "match"))
+    assert (work.bytes_in, work.bytes_inputs) == (8 * 4 + 4000, 8 * 4)
+
+
+def test_inputs_that_fit_the_cache_count_half_where_the_cache_is_overwritten(
+    tmp_path: Path,
+) -> None:
+    """As on a GPU, where a timed call follows a write of more than the caches."""
+    counted = reference(tmp_path, "x: x.sum()", "pass", "f32[400]", "match")
+    roof = roofline(counted, CEILINGS)
+    assert roof.work.bytes < 2 * CEILINGS.cache_bytes
+    assert roof.least_seconds == 0, "on the CPU the inputs may still be in the cache"
+    assert replace(roof, evicts=True).least_seconds == pytest.approx(0.8e-6)
+    written = roofline(reference(tmp_path, "x: x + 1", "pass", "f32[100]", "match"), CEILINGS)
+    assert replace(written, evicts=True).least_seconds == pytest.approx(0.2e-6), (
+        "the output may stay in the cache"
+    )
 
 
 @pytest.mark.parametrize(

@@ -287,3 +287,11 @@ def test_log_ratio_is_positive_for_a_faster_candidate() -> None:
 def test_groups_have_equal_lengths_to_within_one() -> None:
     assert quietest([7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0], 2) == [4.0, 1.0]
     assert quietest([], 3) == []
+
+
+def test_interval_near_one_is_equal_and_a_wide_one_is_inconclusive() -> None:
+    near, above, wide = Ratio(1.009, 1.007, 1.0099), Ratio(1.01, 1.005, 1.02), Ratio(1.0, 0.9, 1.1)
+    assert [r.is_equal for r in (near, above, wide)] == [True, False, False]
+    assert near.doubt == " (equal within 1%)"
+    assert above.doubt == wide.doubt == " (inconclusive)"
+    assert Ratio(2.0, 1.9, 2.1).doubt == Ratio(0.5, 0.4, 0.6).doubt == ""

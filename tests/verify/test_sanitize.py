@@ -23,7 +23,7 @@ from cuagent.build import build
 from cuagent.device_lock import DeviceLock
 from cuagent.sandbox import Tier, probe
 from cuagent.task import Device
-from cuagent.verify import Referee, sanitize
+from cuagent.verify import Referee, sanitize, tool_runs
 from cuagent.verify.compute_sanitizer import FOUND, Outcome, name_filter, read, run, sandboxed
 from cuagent.verify.oracle.client import Oracle
 from cuagent.verify.own_kernels import allocates, own_kernels
@@ -369,3 +369,82 @@ def test_folder_that_cannot_be_removed_does_not_stop_the_check(
     rows = referee.facts.layouts.inputs.leaves[0].shape[0]
     found = checked(tool, referee, f"assert len(x) == {rows}; return self.honest(x)")
     assert {r.outcome for r in found.reports} == {Outcome.CLEAN}
+
+
+def on_few_rows(
+    tool: Path, referee: Referee, monkeypatch: pytest.MonkeyPatch, stand_in: str, body: str
+) -> tuple[Check, int, int]:
+    """Check a candidate with `stand_in`, racecheck also on few rows; return the check, the few rows
+    and all rows."""
+    rows = referee.facts.layouts.inputs.leaves[0].shape[0]
+    monkeypatch.setattr(tool_runs, "FEW_ABOVE", 0)
+    monkeypatch.setattr(tool_runs, "FEW_BYTES", 1)
+    tool.write_text(stand_in)
+    return checked(tool, referee, body, budget_s=60.0), 1, rows
+
+
+def stand_in(race: str) -> str:
+    """Return a tool whose racecheck runs the shell text `race`; `$WHOLE` is 1 if it sees all
+    rows."""
+    # The folder of few rows has the smaller inputs; the tool waits for them like the program.
+    wait = 'while [ ! -e "$TMPDIR/inputs.pt" ]; do sleep 0.01; done\n'
+    size = 'WHOLE=0; test $(stat -c %s "$TMPDIR/inputs.pt") -gt 50000 && WHOLE=1\n'
+    picked = f'case "$*" in *racecheck*) {wait}{size}{race};; esac\n'
+    return STAND_IN.replace("while [", f"{picked}while [", 1)
+
+
+CALLED = """
+    from cuagent.kernels.calls import Launcher
+    import types
+    plain = types.SimpleNamespace(prototype=types.SimpleNamespace(name="relu_kernel"))
+    try:
+        Launcher.__call__(plain)
+    except AttributeError:
+        pass
+    return self.honest(x)
+"""
+"""Candidate whose process records a call of the library function relu_kernel."""
+
+
+def test_race_check_on_few_rows_suffices_if_all_functions_ran(
+    tool: Path, referee: Referee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = time.monotonic()
+    slow = stand_in("test $WHOLE = 1 && sleep 600")
+    found, few, rows = on_few_rows(tool, referee, monkeypatch, slow, CALLED)
+    assert [(r.tool, r.outcome) for r in found.reports] == [(t, Outcome.CLEAN) for t in TOOLS]
+    assert found.raced == (few, rows)
+    assert f"racecheck on {few} of {rows} rows" in found.coverage
+    assert time.monotonic() - begun < 50, "the run on all rows is not awaited"
+
+
+def test_race_check_on_few_rows_does_not_suffice_if_it_ran_less(
+    tool: Path, referee: Referee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel for many rows is not checked by a call on one."""
+    rows = referee.facts.layouts.inputs.leaves[0].shape[0]
+    body = f"if len(x) < {rows}: return self.honest(x){CALLED}"
+    race = 'test $WHOLE = 1 && sleep 2 && echo "========= Error: Race at relu_kernel()" && exit 99'
+    found, *_ = on_few_rows(tool, referee, monkeypatch, stand_in(race), body)
+    assert found.raced is None
+    assert found.reports[1].outcome is Outcome.FAULTY
+
+
+def test_race_on_few_rows_alone_does_not_reject(
+    tool: Path, referee: Referee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel written for the task's number of rows may fail on fewer."""
+    race = 'test $WHOLE = 0 && echo "========= Error: Race at relu_kernel()" && exit 99'
+    found, *_ = on_few_rows(tool, referee, monkeypatch, stand_in(race), CALLED)
+    assert found.reports[1].outcome is Outcome.CLEAN, "nothing was found on all rows"
+    assert found.raced is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "row_bytes", "few"),
+    [(16, 64 << 20, 1), (128, 4 << 20, 2), (48, 2 << 20, 4), (4096, 8192, None), (7, 8 << 20, 1)],
+)
+def test_few_rows_divide_all_rows(rows: int, row_bytes: int, few: int | None) -> None:
+    given = torch.empty(rows, row_bytes, dtype=torch.uint8, device="meta")
+    assert tool_runs.few_rows([given], rows) == few
+    assert tool_runs.few_rows([given], None) is None

@@ -1,8 +1,9 @@
 """Compute the floor of a task: its compulsory bytes and operations over the device's ceilings.
 
 `work` counts bytes and operations. Another algorithm than the reference's (Winograd, folding) may
-need fewer operations, so only the memory floor is a bound. Not covered: caches (see
-`Roofline.firm`), special functions, launch overhead.
+need fewer operations, and a kernel may read the result of a computation on weights, made once, in
+place of the weights. So only the traffic of inputs and outputs bounds the time of every kernel
+(`Roofline.least_seconds`). Not covered: special functions, launch overhead.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ from cuagent.timing import Floor
 
 ABOVE = (
     "over 100% of the roofline: the machine was busy when its limits were measured, or less "
-    "arithmetic suffices"
+    "arithmetic or fewer bytes of weights suffice"
 )
 """Note on a time below the floor that is not suspect."""
 SUSPECT = 0.9
-"""Share of the memory floor below which a time is suspect. It is below 1 to allow for noise in the
-measured bandwidth."""
+"""Share of the least time of memory traffic below which a time is suspect. It is below 1 to allow
+for noise in the measured bandwidth."""
+EVICTED = 0.5
+"""Least share of inputs smaller than the caches that a call reads from memory, although a timing
+overwrites more than the caches before each call. A cache need not replace its oldest lines first.
+"""
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,8 @@ class Work:
     uncounted: tuple[str, ...] = ()
     """Names of operators whose operations are not counted. With any of them the compute floor is
     too low."""
+    bytes_inputs: int = 0
+    """Part of `bytes_in` that belongs to the inputs of the call: no weights, no constants."""
 
     @property
     def bytes(self) -> int:
@@ -82,6 +89,8 @@ class Roofline:
     ceilings: Ceilings
     unit: str
     """Precision of the matrix rate that applies: fp32, tf32, bf16 or fp16."""
+    evicts: bool = False
+    """True if the caches are overwritten before each call that is timed, as on a GPU."""
 
     @property
     def memory_seconds(self) -> float:
@@ -101,24 +110,31 @@ class Roofline:
         return "memory" if self.memory_seconds >= self.compute_seconds else "compute"
 
     @property
-    def firm(self) -> bool:
-        """Return True if the traffic is too large for the last-level cache, so that the memory
-        floor is a bound."""
-        return self.work.bytes > 2 * self.ceilings.cache_bytes
+    def least_seconds(self) -> float:
+        """Return the seconds in which memory can at best move what every correct kernel moves in
+        each call: the inputs that outputs depend on, and the outputs.
+
+        If caches may hold all that, it is 0, or a share of the time of the inputs if the caches are
+        overwritten before each call. Outputs may remain in a cache when the call ends.
+        """
+        moved = self.work.bytes_inputs + self.work.bytes_out
+        if moved <= 2 * self.ceilings.cache_bytes:
+            moved = int(EVICTED * self.work.bytes_inputs) if self.evicts else 0
+        return moved / self.ceilings.copy
 
     def share(self, seconds: float) -> float:
         """Return the floor divided by a measured time; 1 means that the time equals the floor."""
         return self.floor / seconds
 
     def suspect(self, seconds: float) -> bool:
-        """Return True if a time is below what memory traffic takes: some work was probably
-        skipped."""
-        return self.firm and self.ceilings.calm and seconds < SUSPECT * self.memory_seconds
+        """Return True if a time is below what the traffic of inputs and outputs takes: some work
+        was probably skipped."""
+        return self.ceilings.calm and seconds < SUSPECT * self.least_seconds
 
     @property
     def timing_floor(self) -> Floor:
         """Return the floor as the type that a Timing stores."""
-        memory = SUSPECT * self.memory_seconds if self.firm and self.ceilings.calm else 0.0
+        memory = SUSPECT * self.least_seconds if self.ceilings.calm else 0.0
         return Floor(self.floor, self.bound, memory)
 
     def beaten(self, seconds: float) -> bool:

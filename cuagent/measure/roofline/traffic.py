@@ -5,7 +5,7 @@ Tensors are compared by the addresses of their storages, so all storages stay al
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -48,9 +48,11 @@ class Traffic:
         # A change to a tensor that existed before the call is always needed.
         self.operators_run.append((writes if writes <= self.created else set(), reads))
 
-    def compulsory(self, outputs: list[torch.Tensor]) -> int:
+    def compulsory(
+        self, outputs: list[torch.Tensor], among: Sequence[torch.Tensor] | None = None
+    ) -> int:
         """Return the bytes that must be read: of tensors that existed before the call and that the
-        outputs depend on."""
+        outputs depend on. With `among` only tensors that share memory with one of these count."""
         needed_storages = {leaf.untyped_storage()._cdata for leaf in outputs}
         needed: list[tuple[torch.Tensor, int]] = []
         for writes, reads in reversed(self.operators_run):
@@ -58,6 +60,9 @@ class Traffic:
                 continue
             needed_storages |= {tensor.untyped_storage()._cdata for tensor, _ in reads}
             needed += [(t, n) for t, n in reads if t.untyped_storage()._cdata not in self.created]
+        if among is not None:
+            counted = {tensor.untyped_storage()._cdata for tensor in among}
+            needed = [(t, n) for t, n in needed if t.untyped_storage()._cdata in counted]
         return _distinct(needed)
 
     def written(self, outputs: list[torch.Tensor]) -> int:

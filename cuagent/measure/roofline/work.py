@@ -6,8 +6,9 @@ written once; an implementation's traffic for intermediate tensors does not coun
 
 Not covered: special functions, operators in UNCOUNTED.
 
-Invariant: compulsory traffic never exceeds what a correct implementation must move. The operations
-are those of the reference's algorithm. Another algorithm (Winograd, folding) may need fewer.
+Invariant: the compulsory traffic of inputs and outputs never exceeds what a correct implementation
+must move. The traffic of weights and the operations are those of the reference's algorithm. Another
+algorithm (Winograd, folding, sums of weights that are computed once) may need fewer.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ def count_calls(
         outputs, _ = flatten(model(*inputs), "output")
     return Work(
         bytes_in=counter.traffic.compulsory(outputs),
+        bytes_inputs=counter.traffic.compulsory(outputs, tensors_in(inputs)),
         bytes_out=counter.traffic.written(outputs),
         matrix_flops=counter.flops.total(),
         other_flops=counter.elementwise,

@@ -10,7 +10,7 @@ from cuagent.device_lock import ALONE, Sharing
 from cuagent.measure.roofline.ceilings import Ceilings, ceilings
 from cuagent.measure.roofline.count import count
 from cuagent.measure.roofline.model import Roofline, Work
-from cuagent.task import Task, TaskError
+from cuagent.task import Device, Task, TaskError
 from cuagent.timing import Arm, Floor
 from cuagent.worker import ForkServer
 
@@ -66,7 +66,9 @@ class TaskFloor:
             if work is None:
                 self._failed = True
             else:
-                self._roofline = Roofline(work, self._ceilings(), self._unit)
+                # On a GPU each timed call follows a write of more than the caches (`repeats`).
+                on_gpu = self.task.device is Device.CUDA
+                self._roofline = Roofline(work, self._ceilings(), self._unit, evicts=on_gpu)
         if self._roofline is None:
             return None
         quickest = min((arm.median for arm in arms if arm.samples), default=float("inf"))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cuagent.task import (
@@ -32,7 +32,9 @@ from cuagent.verify.inputs.reference_runs import ReferenceRuns
 from cuagent.verify.inputs.repertoire import Repertoire, repertoire, with_fixed
 from cuagent.verify.inputs.varied import fixed_of
 from cuagent.verify.inputs.weights import Weights
+from cuagent.verify.memory_plan import MemoryPlan
 from cuagent.verify.oracle.acceptance import Acceptance, acceptance
+from cuagent.verify.oracle.convolutions import LEAST_LIMIT, SHARE, Convolutions
 from cuagent.verify.oracle.facts import Layouts, TaskFacts
 from cuagent.verify.oracle.places import find_places
 from cuagent.verify.oracle.slice_checks import find_slicing
@@ -61,6 +63,9 @@ MAX_RANGE_ELEMENTS = 1 << 18
 
 MIN_RANGE_DRAWS calls may return more.
 """
+MOST_PLANNED = 0.8
+"""Largest share of the device's memory for a verdict in which fp64 convolutions take memory for
+speed."""
 TIMED_CALLS, TIMED_CALLS_S = 5, 0.5
 """Number of timed calls, of which the fastest counts, and seconds after which none starts any
 more.
@@ -137,11 +142,14 @@ def describe(
         opened, model, spec, copies_inputs=first.writes_inputs or not is_large
     )
     reference.before_call = before_call
+    if opened.task.device is Device.CUDA:
+        reference.convolutions = Convolutions(int(SHARE * total(device, budget)))
     init = _init_form(opened)
     unit = coarsest(results, opened.task.precision, first.terms.unit)
     reference.roundoff = reach(first.terms.signed, unit)
     if not (is_large and find_slicing(reference, inputs, results, total(device, budget))):
         reference.inspect(inputs, results)
+    reference.convolutions.end_search()
     call_s = _seconds(reference, inputs)
     samples = _own_samples(reference, inputs, is_large=is_large)
     sizes = tables(lambda: reference.forward(inputs), inputs)
@@ -185,8 +193,23 @@ def describe(
         layouts=_layouts(state, inputs, results, trace, lean=is_large),
         settings=own,
         slices=0 if reference.slicing is None else len(list(reference.slicing.ranges())),
+        columns=reference.convolutions.memory,
     )
+    facts = _with_fitting_columns(facts, reference, budget)
     return Described(reference, unit, chosen, roles, accepts, facts)
+
+
+def _with_fitting_columns(
+    facts: TaskFacts, reference: TwoPrecisions, budget: int | None
+) -> TaskFacts:
+    """Return the facts; where a verdict would take most of the device's memory, let cuDNN compute
+    all convolutions, which takes less of it."""
+    device = reference.task.device
+    needed = MemoryPlan.of(facts, device, budget).verdict
+    if not facts.columns or needed <= MOST_PLANNED * total(device.value, budget):
+        return facts
+    reference.convolutions.limit = LEAST_LIMIT
+    return replace(facts, columns=0)
 
 
 def _first_run(

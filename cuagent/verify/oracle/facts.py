@@ -98,6 +98,9 @@ class TaskFacts:
     """Number of slices in which the fp64 reference runs; 0 if it runs on the whole input at
     once.
     """
+    columns: int = 0
+    """Most bytes that a convolution of the fp64 reference takes besides its output
+    (`oracle.convolutions`)."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as JSON, for another process."""

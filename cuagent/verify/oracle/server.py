@@ -46,7 +46,13 @@ from cuagent.verify.trace.reference_trace import ReferenceTrace
 from cuagent.worker.breaks import Breaks
 from cuagent.worker.channel import receive_message, send_message
 from cuagent.worker.memory.arena import Arena, synchronize
-from cuagent.worker.memory.heap import give_back, give_back_surplus
+from cuagent.worker.memory.heap import (
+    KEPT_BYTES,
+    KEPT_SHARE,
+    KEPT_SHARE_OF_MANY,
+    give_back,
+    give_back_surplus,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -132,6 +138,7 @@ class _Oracle:
         budget = json.loads((folder / BUDGET).read_text())
         lock = json.loads((folder / LOCK).read_text())
         self.channel = channel
+        self.kept_share = KEPT_SHARE if lock is None else KEPT_SHARE_OF_MANY
         device_lock = DeviceLock(None if lock is None else Path(lock))
         self.breaks = Breaks(channel, device_lock, task.device.value, requests.await_reply)
         opened = replace(open_reference(task), constructing=self.breaks.constructing)
@@ -192,10 +199,12 @@ class _Oracle:
         """
         device = self.task.device.value
         synchronize(device)
-        if self.description.facts.large:
-            give_back(device)
-        elif device != "cpu" and not select.select([self.channel], [], [], 0)[0]:
-            give_back_surplus()
+        large = self.description.facts.large
+        if device == "cpu":
+            if large:
+                give_back(device)
+        elif large or not select.select([self.channel], [], [], 0)[0]:
+            give_back_surplus(0 if large else KEPT_BYTES, self.kept_share)
 
     def load_weights(self, kind: Weights, seed: int, target: list[Tensor]) -> None:
         """Construct a model from `seed` with weights of `kind`, and use it from now on.

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from cuagent.task import Precision, Reference, Task, TaskError, flatten, unflatten
 from cuagent.verify.oracle import sensitivity
+from cuagent.verify.oracle.convolutions import Convolutions
 from cuagent.verify.oracle.infinities import equal_infinities, infinities_of, is_finite
 from cuagent.verify.oracle.places import keeps_first, roundoff_chooses, traces_decide_equally
 from cuagent.verify.oracle.slices import Slicing
@@ -67,6 +68,8 @@ class TwoPrecisions:
         """Slices in which a large reference runs in fp64; None if it runs on the whole input at
         once.
         """
+        self.convolutions = Convolutions()
+        """Implementation of the convolutions in fp64."""
 
     @property
     def task(self) -> Task:
@@ -211,7 +214,7 @@ class TwoPrecisions:
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         try:
-            with self._kept_fp64():
+            with self._wide_operators():
                 exact = trace_reference(lambda: self._forward(model, [to_fp64(x) for x in inputs]))
         except FAILURES:
             return None
@@ -357,9 +360,14 @@ class TwoPrecisions:
         self.widens_casts = False
         return False  # the module fixes its dtype inside; only its own precision is available
 
-    def _kept_fp64(self) -> AbstractContextManager[Any]:
-        """Return a context in which conversions from fp64 to fp32 give fp64, if `widens_casts`."""
-        return intercept_operators(_keep_fp64) if self.widens_casts else nullcontext()
+    @contextmanager
+    def _wide_operators(self) -> Iterator[None]:
+        """Context of an fp64 run: the fastest fp64 convolutions, and with `widens_casts`
+        conversions from fp64 to fp32 that give fp64.
+        """
+        kept = intercept_operators(_keep_fp64) if self.widens_casts else nullcontext()
+        with self.convolutions.native(), kept:
+            yield
 
     @contextmanager
     def _default_dtype(self) -> Iterator[None]:
@@ -371,7 +379,7 @@ class TwoPrecisions:
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64 if self.fp64 else before)
         try:
-            with self._kept_fp64():
+            with self._wide_operators():
                 yield
         finally:
             torch.set_default_dtype(before)

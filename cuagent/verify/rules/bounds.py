@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from cuagent.task import Precision
 from cuagent.verify.inputs.kinds import BIASED, EXACT, Inputs
-from cuagent.verify.tensors import UNIT
+from cuagent.verify.tensors import UNIT, largest_size, square_sum
 
 if TYPE_CHECKING:
     import torch
@@ -130,20 +130,24 @@ class Sums:
     def of(cls, blocks: Iterable[tuple[Tensor, ...]], carried: float = 0.0) -> Sums:
         """Return the sums over blocks (x, r, y, s)."""
         sums = cls(carried)
-        for block in blocks:
-            sums.add(*block)
+        for measured in [_measured(*block) for block in blocks if block[2].numel()]:
+            sums._add(measured.tolist())  # one transfer for all sums of a block
         return sums
 
-    def add(self, x: Tensor, r: Tensor, y: Tensor, s: Tensor) -> None:
-        """Add one block: candidate, reference, oracle and spread, all of one shape."""
-        if not y.numel():
-            return
-        self.count += y.numel()
-        self._total += number(y.sum())
-        for name, tensor in (("error", x - y), ("own", r - y), ("value", y), ("spread", s)):
-            self.squares[name] += number(tensor.square().sum())
-            if name in self.largest:
-                self.largest[name] = max(self.largest[name], number(tensor.abs().max()))
+    def _add(self, measured: list[float]) -> None:
+        """Add the result of `_measured` for one block."""
+        count, self._total = int(measured[0]), self._total + measured[1]
+        self.count += count
+        for name, square in zip(self.squares, measured[2:6], strict=True):
+            self.squares[name] += square
+        for name, size in zip(self.largest, measured[6:], strict=True):
+            self.largest[name] = max(self.largest[name], size)
+
+    @property
+    def are_finite(self) -> bool:
+        """True if all numbers in the blocks are surely finite, except those of the spread."""
+        found = (*self.largest.values(), self.squares["error"], self.squares["own"])
+        return all(map(math.isfinite, (*found, self.squares["value"], self._total)))
 
     def rms(self, name: str) -> float:
         """Return the rms of one quantity: `error`, `own`, `value` or `spread`."""
@@ -169,6 +173,23 @@ class Sums:
         """Standard deviation of the fp64 answer y: rms(y - mean y)."""
         mean = self._total / self.count
         return math.sqrt(max(0.0, self.squares["value"] / self.count - mean * mean))
+
+
+def _measured(x: Tensor, r: Tensor, y: Tensor, s: Tensor) -> Tensor:
+    """Return the numbers of one block in fp64: its count, the sum of y, four sums of squares and
+    three largest sizes, in the order of `Sums.squares` and `Sums.largest`.
+
+    y is in fp64. NaN in x, r or y gives NaN.
+    """
+    import torch
+
+    error = x - y
+    squares, largest = [square_sum(error)], [largest_size(error)]
+    del error
+    own = r - y
+    squares += [square_sum(own), square_sum(y), square_sum(s)]
+    largest += [largest_size(own), largest_size(y)]
+    return torch.stack([y.new_tensor(y.numel()), y.sum(), *squares, *largest])
 
 
 @dataclass(frozen=True)

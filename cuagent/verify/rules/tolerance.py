@@ -75,7 +75,7 @@ from cuagent.verify.rules.nonfinite import all_misplaced, finite_only, misplaced
 from cuagent.verify.rules.rows import worst_line
 from cuagent.verify.rules.types import Expected, Finding
 from cuagent.verify.rules.wrong import Wrong, describe
-from cuagent.verify.tensors import UNIT, as_real, in_blocks, is_inexact
+from cuagent.verify.tensors import UNIT, as_real, in_blocks, is_inexact, largest_size
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
@@ -186,13 +186,14 @@ def _inexact(index: int, tensors: Sequence[Tensor], draw: DrawFacts, carried: fl
     kind, terms, admitted = draw.kind, draw.terms, draw.admitted
     blocks = list(in_blocks(*tensors))
     finite: Finite = finite_only
+    plain = None if kind in LENIENT else _plain_sums(blocks, carried)
     if kind in LENIENT:
         finite = partial(numbers_only, paired=tensors[0].is_complex())
-    elif any(misplaced(block) is not None for block in blocks):
+    elif plain is None and any(misplaced(block) is not None for block in blocks):
         if not draw.explain:
             return UNEXPLAINED
         return refused(index, all_misplaced(blocks, tensors[0]), tensors[0], tensors[1])
-    sums = Sums.of((finite(block)[:4] for block in blocks), carried)
+    sums = plain or Sums.of((finite(block)[:4] for block in blocks), carried)
     if not sums.count:
         return Finding(True, 0.0, 0.0, 0.0, Precision.MATCH)
     unit = UNITS[admitted]
@@ -202,12 +203,15 @@ def _inexact(index: int, tensors: Sequence[Tensor], draw: DrawFacts, carried: fl
         unit = UNIT if is_exact else unit
     bound = gates(sums, tensors[0].dtype, kind, terms, unit)
     jump_limit = jump_limit_of(sums, kind, terms, draw.unit) if draw.jumps(sums) else NO_JUMPS
-    remaining = (
-        Sums.of(_without_jumps(map(finite, blocks), jump_limit), carried)
-        if len(tensors) >= WITH_SENSITIVITY
-        else sums
-    )
-    farthest = _largest_ratio(_without_jumps(map(finite, blocks), jump_limit), bound)
+    if plain is not None and len(tensors) < WITH_SENSITIVITY:
+        remaining, farthest = sums, _largest_plain_ratio(blocks, bound)
+    else:
+        remaining = (
+            Sums.of(_without_jumps(map(finite, blocks), jump_limit), carried)
+            if len(tensors) >= WITH_SENSITIVITY
+            else sums
+        )
+        farthest = _largest_ratio(_without_jumps(map(finite, blocks), jump_limit), bound)
     ratio = max(remaining.rms("error") / bound.rms, farthest)
     line_ratio, which = worst_line(tensors, kind, terms, draw.line_unit)
     unmoved_ratio = 0.0
@@ -302,6 +306,34 @@ def _largest_ratio(blocks: Iterable[Block], bound: Gates) -> float:
         (number(_ratios(block, bound).max()) for block in blocks if block[0].numel()),
         default=0.0,
     )
+
+
+def _plain_sums(blocks: Sequence[Block], carried: float) -> Sums | None:
+    """Return the sums of blocks as they are; None if x, r or y may have NaN or Inf, or if y may be
+    out of the range of r's dtype.
+
+    Nearly all outputs have only such blocks, and these need neither masks nor copies in fp64.
+    """
+    import torch
+
+    sums = Sums.of((block[:4] for block in blocks), carried)
+    if not sums.count or not sums.are_finite:
+        return None
+    return sums if sums.largest["value"] <= torch.finfo(blocks[0][1].dtype).max else None
+
+
+def _largest_plain_ratio(blocks: Iterable[Block], bound: Gates) -> float:
+    """Return what `_largest_ratio` does, for blocks that `_plain_sums` accepts."""
+    import torch
+
+    def largest(x: Tensor, y: Tensor) -> Tensor:
+        limit = y.abs().mul_(bound.relative).add_(bound.local)
+        if bound.own > bound.local:
+            limit.clamp_(bound.own)
+        return largest_size((x - y).div_(limit))
+
+    found = [largest(x, y) for x, _, y, *_ in blocks]
+    return number(torch.stack(found).max())
 
 
 def _ratios(block: Block, bound: Gates) -> Tensor:

@@ -29,6 +29,10 @@ As fp32 these give -1.7e38, 1.5e16, -1.5 and 3.0 in unused memory, and 2e-38, -3
 in freed memory.
 """
 
+KEPT_SHARE, KEPT_SHARE_OF_MANY = 1 / 16, 1 / 64
+"""Shares of the free GPU memory that an oracle may keep unused between two requests: as the only
+judge of a device, and as one of many.
+"""
 KEPT_BYTES = 1 << 30
 """Bytes of unused GPU memory that a process of cuagent keeps between two requests."""
 
@@ -80,11 +84,17 @@ def give_back(device: str) -> None:
         libc.malloc_trim(0)
 
 
-def give_back_surplus() -> None:
-    """Return torch's cached GPU memory to the GPU if more than `KEPT_BYTES` of it are unused."""
+def give_back_surplus(kept: int = KEPT_BYTES, share: float = 0.0) -> None:
+    """Return torch's cached GPU memory to the GPU if more of it is unused than `kept` bytes and
+    than `share` of the free memory.
+
+    Memory that the next request needs is then allocated anew, which takes milliseconds for a
+    gigabyte and waits for the GPU.
+    """
     import torch
 
-    if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > KEPT_BYTES:
+    unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    if unused > kept and unused > share * torch.cuda.mem_get_info()[0]:
         torch.cuda.empty_cache()
 
 
