@@ -100,6 +100,18 @@ def test_honest_kernel_is_accepted(referee: Referee) -> None:
     assert verdict.precision is Precision.MATCH
 
 
+def test_replayed_launches_are_accepted(referee: Referee) -> None:
+    text = CANDIDATE.format(product="x @ self.weight", count="y.numel()", more="")
+    text = text.replace("import load", "import load, replay").replace(
+        "def forward(self, x):",
+        "def forward(self, x):\n        return replay(self, ModelNew.compute, (x,))\n\n"
+        "    def compute(self, x):",
+    )
+    attempt = Attempt((("kernels/relu.cu", KERNEL), ("model_new.py", text)))
+    verdict = referee.verify(attempt, build(attempt, referee.task.device))
+    assert verdict.reason is Reason.ACCEPTED, (verdict.detail, verdict.output)
+
+
 def test_tf32_products_are_rejected_as_less_precise(referee: Referee) -> None:
     switch = "torch.backends.cuda.matmul.__setattr__('allow_tf32', True) or x @ self.weight"
     assert judge(referee, product=switch).reason is Reason.LESS_PRECISE
