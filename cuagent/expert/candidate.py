@@ -16,6 +16,7 @@ from cuagent.expert.method import Method, ModuleText
 from cuagent.expert.module import render
 from cuagent.expert.naming import origins_of, title
 from cuagent.expert.options import BACKWARD, Options
+from cuagent.expert.packing import files_of, joined_text
 from cuagent.expert.plan import MethodPlan, plan_method
 from cuagent.expert.vectors import with_wide_vectors
 
@@ -94,12 +95,16 @@ def _of_backward(keep: frozenset[str]) -> frozenset[str]:
 
 def _assemble(subject: Subject, options: Options, plans: Sequence[MethodPlan]) -> Candidate:
     """Return the candidate for the plans of a forward, or of a forward and a backward."""
+    plans = _with_few_files(plans)
     found = [_method(plan, options, is_second=k > 0) for k, plan in enumerate(plans)]
     files = {"model_new.py": render(*(method for method, _ in found))}
     all_calls = [call for plan in plans for call in plan.calls.values()]
     kernels = [call for call in all_calls if isinstance(call, KernelCall)]
+    texts: dict[str, dict[str, str]] = {}
     for kernel in kernels:
-        files[kernel.path] = with_wide_vectors(kernel.path, kernel.text)
+        texts.setdefault(kernel.path, {})[kernel.name] = kernel.text
+    for path, own in texts.items():
+        files[path] = with_wide_vectors(path, joined_text([*own.values()]))
     for header in dict.fromkeys(header for kernel in kernels for header in kernel.headers):
         text = importlib.resources.files("cuagent.expert.streaming") / header
         files[f"kernels/{header}"] = text.read_text("utf-8")
@@ -131,6 +136,22 @@ def _assemble(subject: Subject, options: Options, plans: Sequence[MethodPlan]) -
         ),
         has_chains=any(k.group.family == CHAINED for k in kernels),
     )
+
+
+def _with_few_files(plans: Sequence[MethodPlan]) -> list[MethodPlan]:
+    """Return the plans, in which several kernels share a file if there are many."""
+    kernels = [c for plan in plans for c in plan.calls.values() if isinstance(c, KernelCall)]
+    files = files_of(kernels)
+    return [
+        replace(
+            plan,
+            calls={
+                k: replace(c, path=files[c.path]) if isinstance(c, KernelCall) else c
+                for k, c in plan.calls.items()
+            },
+        )
+        for plan in plans
+    ]
 
 
 def _bytes_at_the_border(graph: Graph) -> int:

@@ -32,12 +32,13 @@ def emulated(path: str) -> SimpleNamespace:
     command = ["g++", *options, "-o", str(library), str(target)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    function = ctypes.CDLL(str(library))[source.stem]
+    functions = ctypes.CDLL(str(library))
 
-    def call(*tensors: torch.Tensor) -> None:
-        function(*(ctypes.c_void_p(t.data_ptr()) for t in tensors), ctypes.c_void_p(0))
+    def call(name: str, *tensors: torch.Tensor) -> None:
+        functions[name](*(ctypes.c_void_p(t.data_ptr()) for t in tensors), ctypes.c_void_p(0))
 
-    return SimpleNamespace(**{source.stem: call})
+    names = re.findall(r'^extern "C" void (\w+)\(', text, re.MULTILINE)
+    return SimpleNamespace(**{name: functools.partial(call, name) for name in names})
 
 
 @functools.cache

@@ -7,7 +7,11 @@ import torch
 from agreement import assert_agrees  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Options
+from cuagent.expert.capture.output_layouts import correct_outputs
+from cuagent.expert.capture.subject import open_subject
 from cuagent.expert.graph.orders import inverse, order_of
+from cuagent.task import load_task
+from cuagent.task.reference import open_reference
 
 LAST = "torch.randn(3, 10, 7, 9).to(memory_format=torch.channels_last)"
 VOLUME = "torch.randn(2, 6, 5, 4, 7).to(memory_format=torch.channels_last_3d)"
@@ -126,6 +130,21 @@ def test_half_precision_candidate_agrees_with_reference(make, name, dtype):
 @pytest.mark.parametrize("name", BODIES)
 def test_cuda_candidate_agrees_with_reference(make, name, options):
     assert_agrees(make(text_of(name), "Model", options, "cuda"), "cuda")
+
+
+@pytest.mark.parametrize("name", ["bilinear", "a convolution"])
+def test_layout_of_an_output_is_that_of_a_call_where_the_trace_differs(tmp_path, name):
+    # As on a GPU, whose kernels follow other rules than the trace.
+    path = tmp_path / "task.py"
+    path.write_text(text_of(name))
+    task = load_task(f"{path}:Model", device="cpu")
+    subject, reference = open_subject(task), open_reference(task)
+    (node, *_), strides = subject.captured.outputs, []
+    for traced in (node.meta["val"], node.meta["val"].contiguous()):
+        node.meta["val"] = traced
+        correct_outputs(subject.captured, reference.model(), reference.inputs())
+        strides.append(node.meta["val"].stride())
+    assert strides[0] == strides[1] != traced.stride()
 
 
 def test_other_layouts_run_the_reference(make):

@@ -33,6 +33,11 @@ BODIES = {
         "return F.gelu(torch.addmm(self.b, x.flatten(0, 1), self.w)).view(3, 400, 1000)",
         "",
     ),
+    "a bias and a view, as in GPT-2": (
+        "self.w = nn.Parameter(torch.randn(520, 1000)); self.b = nn.Parameter(torch.ones(1000))",
+        "return F.gelu(torch.addmm(self.b, x.flatten(0, 1), self.w).view(3, 400, 1000)) * y",
+        "torch.randn(3, 400, 1000)",
+    ),
     "a part of a wider tensor": (
         "self.l = nn.Linear(260, 1024)",
         "return self.l(x[..., 260:]).tanh() + y[..., :1024]",
@@ -65,6 +70,12 @@ FORMS = {
     "batched, right transposed": ("x @ y.mT + x.mean()", "2, 3, 40, 70", "2, 3, 50, 70"),
     "batched einsum": ("torch.einsum('bij,bkj->bik', x, y).relu()", "3, 40, 70", "3, 50, 70"),
     "sum of a product and a bias": ("torch.addmm(y[0], x, y).relu()", "40, 70", "70, 50"),
+    "view of a product": (
+        "torch.addmm(y[0], x, y).view(4, 10, 50).sigmoid() * 2",
+        "40, 70",
+        "70, 50",
+    ),
+    "view of a result": ("torch.addmm(y[0], x, y).sigmoid().view(4, 10, 50)", "40, 70", "70, 50"),
     "einsum of a matrix": ("torch.einsum('bijl,lk->bijk', x, y)", "2, 4, 10, 70", "70, 50"),
     "einsum with rows": ("torch.einsum('ij,kj->ik', x, y)", "40, 70", "50, 70"),
     "upper triangle": ("torch.triu(x @ y)", "140, 70", "70, 150"),
@@ -122,6 +133,21 @@ def test_half_precision_product_with_epilogue_accumulates_in_float32(generate):
     module = module_of(generate(text_of("an activation", "torch.bfloat16")))
     assert "total = tl.dot(a, b, total)" in module
     assert ".to(tl.bfloat16), mask=inside" in module
+
+
+@pytest.mark.parametrize("dtype", ["torch.float32", "torch.bfloat16"])
+@pytest.mark.parametrize("name", ["a bias, as in GPT-2", "a bias and a view, as in GPT-2"])
+def test_views_of_a_product_do_not_part_it_from_what_follows(generate, name, dtype):
+    made = generate(text_of(name, dtype))
+    (kernel,) = made.kernels
+    assert kernel.startswith("addmm_")
+    assert "gelu" in kernel
+
+
+def test_values_of_fewer_elements_are_read_by_the_rows_of_the_product(generate):
+    text = text_of("a bias and a view, as in GPT-2").replace("* y", "* (y[0, 0] * 2).exp()")
+    made = generate(text)
+    assert not any("gelu" in name and "addmm" in name for name in made.kernels)
 
 
 def test_half_precision_product_alone_stays_with_the_library(generate):

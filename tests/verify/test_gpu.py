@@ -100,12 +100,11 @@ def test_honest_kernel_is_accepted(referee: Referee) -> None:
     assert verdict.precision is Precision.MATCH
 
 
-def test_kernel_that_is_replayed_as_a_cuda_graph_is_accepted(referee: Referee) -> None:
+def test_replayed_launches_are_accepted(referee: Referee) -> None:
     text = CANDIDATE.format(product="x @ self.weight", count="y.numel()", more="")
     text = text.replace("import load", "import load, replay").replace(
-        "    def forward(self, x):",
-        "    def forward(self, x):\n"
-        "        return replay(self, ModelNew.compute, (x,))\n\n"
+        "def forward(self, x):",
+        "def forward(self, x):\n        return replay(self, ModelNew.compute, (x,))\n\n"
         "    def compute(self, x):",
     )
     attempt = Attempt((("kernels/relu.cu", KERNEL), ("model_new.py", text)))

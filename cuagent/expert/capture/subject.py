@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from cuagent.expert.capture.backward import capture_backward
 from cuagent.expert.capture.export import Captured, CaptureError, capture
+from cuagent.expert.capture.output_layouts import correct_outputs
 from cuagent.expert.capture.reference_text import (
     needed_definitions,
     rebound,
@@ -96,6 +97,8 @@ def open_subject(task: Task) -> Subject:
         arguments = arguments[: step.arguments]
     model = reference.model(0)
     captured = capture(model, arguments)
+    if task.device is Device.CUDA and backward is None:
+        correct_outputs(captured, model, arguments)
     if names := ", ".join(sorted(OURS & set(captured.arguments))):
         raise CaptureError(f"forward has an argument {names}, which hides a module; rename it")
     return Subject(captured, text, entry, attribute_of(model), target_of(task), backward)

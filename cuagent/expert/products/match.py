@@ -148,10 +148,10 @@ def with_products(
     for step in steps:
         if not isinstance(step, Node) or step.origin in keep or not _qualifies(step, target):
             continue
-        group = only_reader(step, steps, graph)
+        views, group = _reader_through_views(step, steps, graph)
         if id(group) in absorbed:  # both products of a gate are read by one group
             group = None
-        product = made(step, group) if group is not None else None
+        product = made(step, group, views) if group is not None else None
         if product is None:
             product, group = made(step, None), None
             product = _with_triangle(product, graph) if product is not None else None
@@ -249,25 +249,47 @@ def only_reader(node: Node, steps: Sequence[Any], graph: Graph) -> Group | None:
     return None
 
 
+def _reader_through_views(
+    node: Node, steps: Sequence[Any], graph: Graph
+) -> tuple[tuple[Node, ...], Group | None]:
+    """Return (views, group): the `only_reader` of `node`, or of the last of the views through which
+    alone it is read."""
+    views: tuple[Node, ...] = ()
+    users = graph.users()
+    while (group := only_reader(node, steps, graph)) is None:
+        readers = users[node.name]
+        if node.name in graph.outputs or len(readers) != 1 or readers[0].kind is not Kind.VIEW:
+            return (), None
+        node = readers[0]
+        views += (node,)
+    return views, group
+
+
 def _product(
-    node: Node, group: Group | None, graph: Graph, target: Target | None
+    node: Node,
+    group: Group | None,
+    views: tuple[Node, ...] = (),
+    *,
+    graph: Graph,
+    target: Target | None,
 ) -> Product | None:
     """Return the product with `group` as its epilogue (None: without one); None if the kernel
     cannot be generated.
 
-    It cannot if Triton has no expression for an operator of the group, an output has another shape,
-    or a tensor has no single row and column stride. The operands are split before the product if
-    that is faster on `target`.
+    It cannot if Triton has no expression for an operator of the group, a value of the group has
+    other columns, or a tensor has no single row and column stride. The operands are split before
+    the product if that is faster on `target`. `views` are views of the product that the group
+    reads.
     """
-    nodes = group.nodes if group is not None else ()
+    nodes = (*views, *group.nodes) if group is not None else ()
     inner = {node.name, *(n.name for n in nodes)}
     outputs = group.outputs if group is not None else (node.name,)
-    if any(n.kind is not Kind.POINTWISE or n.op not in EXPRESSIONS for n in nodes):
-        return None
-    if any(graph.node(name).shape != node.shape for name in outputs):
-        return None
     batch = batch_of(graph, node)
     if not 0 < batch <= MOST_BATCH:
+        return None
+    if not all(map(_has_expression, nodes)) or not _have_columns_of(node, nodes, batch):
+        return None
+    if any(graph.node(name).size != node.size for name in outputs):
         return None
     columns = node.shape[-1]
     depth = graph.node(str(node.args[0])).shape[-1]
@@ -275,7 +297,9 @@ def _product(
         left, right = _operands(graph, node, batch > 1)
         bias = [matrix_of(graph, str(name), node.shape) for name in node.args[2:]]
         reads = {
-            (n.name, arg): matrix_of(graph, arg, node.shape, batch > 1)
+            (n.name, arg): matrix_of(
+                graph, arg, n.shape if n.size == node.size else node.shape, batch > 1
+            )
             for n in nodes
             for arg in n.inputs
             if arg not in inner
@@ -330,6 +354,24 @@ def _operands(graph: Graph, node: Node, batched: bool) -> tuple[Matrix, Matrix]:
         return rows, matrix_of(graph, right.name, (columns, depth))
     found = matrix_of(graph, right.name, right.shape, batched)
     return rows, replace(found, row=found.column, column=found.row)
+
+
+def _has_expression(node: Node) -> bool:
+    """Return True for an operator that Triton can compute, and for a view."""
+    return node.kind is Kind.VIEW or (node.kind is Kind.POINTWISE and node.op in EXPRESSIONS)
+
+
+def _have_columns_of(product: Node, nodes: Sequence[Node], batch: int) -> bool:
+    """Return True if the values of a product's group lie in the rows and columns of the product.
+
+    Views may divide the rows of a single product, unless the group also computes values of fewer
+    elements, which are broadcast.
+    """
+    whole = [n.shape for n in nodes if n.size == product.size]
+    if all(shape == product.shape for shape in whole):
+        return all(n.size == product.size or n.kind is not Kind.VIEW for n in nodes)
+    columns = product.shape[-1]
+    return batch == 1 and len(whole) == len(nodes) and all(s[-1:] == (columns,) for s in whole)
 
 
 def matrix_of(graph: Graph, name: str, shape: Shape, batched: bool = False) -> Matrix:

@@ -20,7 +20,7 @@ def repairs(
 
     `reason`: that of the verdict. `broken_files`: paths of its sources that did not compile.
     The candidates omit, in this order: chains of kernels, torch.compile and the CUDA graph if no
-    value was wrong, a kernel that did not compile, fused calls, values computed once, TF32 and
+    value was wrong, the kernels that did not compile, fused calls, values computed once, TF32 and
     folded weights if values were wrong, torch.compile and the CUDA graph, and each kernel alone.
     """
     options = candidate.options
@@ -30,12 +30,13 @@ def repairs(
     if not broken_files and not is_imprecise:
         yield from _plainer(options)
     parts = list(zip(candidate.kernels, candidate.origins, strict=True))
-    for name, origins in parts:
-        if any(name in path for path in broken_files):
-            yield (
-                replace(options, keep=options.keep | origins),
-                f"leave the operators of {name} to torch, because it does not compile",
-            )
+    broken = {name: origins for name, origins in parts if _is_in(name, candidate, broken_files)}
+    if broken:
+        verb = "it does" if len(broken) == 1 else "they do"
+        yield (
+            replace(options, keep=options.keep.union(*broken.values())),
+            f"leave the operators of {', '.join(broken)} to torch, because {verb} not compile",
+        )
     if candidate.has_recurrences:
         yield replace(options, own_recurrences=False), "leave recurrent layers to the library"
     if candidate.library:
@@ -54,6 +55,12 @@ def repairs(
             replace(options, keep=options.keep | origins),
             f"leave out {name}, which may be wrong",
         )
+
+
+def _is_in(name: str, candidate: Candidate, paths: Collection[str]) -> bool:
+    """Return True if one of the files at `paths` has the kernel `name`."""
+    launcher = f'extern "C" void {name}('
+    return any(launcher in candidate.files.get(path, "") for path in paths)
 
 
 def _plainer(options: Options) -> Iterator[tuple[Options, str]]:

@@ -3,9 +3,13 @@
 `torch.empty` usually returns zeros or the last result, so a kernel that skips elements, or writes
 one too many, often looks right. Within an `Allocations` context such tensors are filled with a
 poison byte and placed between guard bands. This covers the Python calls (`torch.empty`,
-`empty_like`, `empty_strided`, `Tensor.new_empty`), not allocations inside C++, nor those of a call
-that is captured into a CUDA graph, and a candidate can switch it off. It finds bugs; the referee
-does not rely on its result.
+`empty_like`, `empty_strided`, `Tensor.new_empty`), not allocations inside C++, and a candidate can
+switch it off. It finds bugs; the referee does not rely on its result.
+
+Allocations during the capture of a CUDA graph stay as they are. A capture records the fills instead
+of executing them, so the guard bands would contain arbitrary bytes until the first replay, and each
+later replay, also in timed calls, would fill them again. The launches before the capture, in which
+libraries allocate their workspaces, run on guarded tensors.
 """
 
 from __future__ import annotations
@@ -67,7 +71,7 @@ def _mode_class() -> Any:
             result = function(*args, **(kwargs or {}))
             if torch.compiler.is_compiling():  # torch.compile allocates the tensor itself
                 return result
-            if function in watched and _plain(result) and not _captured(result):
+            if function in watched and _plain(result) and not _is_captured(result):
                 return _guarded(result, self._poison, self._guards)
             return result
 
@@ -87,12 +91,8 @@ def _plain(tensor: Tensor) -> bool:
     )
 
 
-def _captured(tensor: Tensor) -> bool:
-    """Return True if a CUDA graph captures this call.
-
-    Fills would become part of the graph: the guard bands would not contain guard bytes before its
-    first replay, and each replay would fill the tensor again.
-    """
+def _is_captured(tensor: Tensor) -> bool:
+    """Return True if a CUDA graph is being captured that contains this allocation."""
     import torch
 
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -1,0 +1,42 @@
+"""Give captured outputs the layouts that a real call on a GPU returns.
+
+The trace computes layouts with fake tensors, whose rules differ from those of torch's CUDA kernels
+for some channels-last calls. For example, a bilinear resize of fewer than 16 channels is contiguous
+in the trace, and channels-last on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from cuagent.expert.graph.layouts import has_layouts
+
+if TYPE_CHECKING:
+    import torch
+
+    from cuagent.expert.capture.export import Captured
+
+
+def correct_outputs(captured: Captured, model: torch.nn.Module, inputs: Sequence[Any]) -> None:
+    """Set the strides of the captured outputs to those that `model(*inputs)` returns.
+
+    The call is made only if the trace has permuted values, and may change `inputs`. Nothing changes
+    if the GPU's memory does not suffice.
+    """
+    import torch
+    from torch.utils import _pytree as pytree
+
+    if captured.states or not has_layouts(captured.nodes):
+        return
+    try:
+        with torch.no_grad():
+            results, _ = pytree.tree_flatten(model(*inputs))
+    except torch.OutOfMemoryError:
+        return
+    for node, result in zip(captured.outputs, results, strict=True):
+        traced = getattr(node, "meta", {}).get("val")
+        if not isinstance(traced, torch.Tensor) or node.op != "call_function":
+            continue
+        if traced.shape == result.shape and traced.stride() != result.stride():
+            node.meta["val"] = traced.new_empty_strided(result.shape, result.stride())

@@ -1,0 +1,63 @@
+"""Put several kernels into one source file if a candidate has many.
+
+A compiler starts once per file, which takes longer than to compile a small kernel, and a build
+takes a limited number of files. Few kernels remain in files of their own: a later candidate then
+compiles only the kernels that differ.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from cuagent.expert.kernel import KernelCall
+
+MOST_FILES = 16
+"""Largest number of source files of a candidate; they are compiled in parallel."""
+TOP_LEVEL = (
+    r"\s.*",
+    r"",
+    r"\}",
+    r"//.*",
+    r'#include [<"][\w.]+[>"]',
+    r"#pragma (?:unroll|omp (?:parallel|for|simd)|GCC (?:unroll|ivdep)).*",
+    r'(?:static __global__|extern "C" void) .*\b{name}\w*\(.*',
+)
+"""Patterns of the lines of a file that may share a file with others: all names that it defines
+begin with the name of its kernel, `{name}`."""
+
+
+def files_of(calls: Iterable[KernelCall]) -> dict[str, str]:
+    """Return the path of the file of each kernel, by the path of the kernel's own file.
+
+    Only kernels without own helper functions share a file.
+    """
+    own = {call.path: call for call in calls}
+    files = {path: path for path in own}
+    if len(own) <= MOST_FILES:
+        return files
+    joined = [path for path, call in own.items() if _may_share(call)]
+    count = max(1, MOST_FILES - (len(own) - len(joined)))
+    for start, end in pairwise(len(joined) * k // count for k in range(count + 1)):
+        files |= dict.fromkeys(joined[start:end], joined[start])
+    return files
+
+
+def joined_text(texts: Sequence[str]) -> str:
+    """Return the text of one file with the kernels of several, whose includes come first."""
+    if len(texts) == 1:
+        return texts[0]
+    lines = [text.splitlines() for text in texts]
+    includes = dict.fromkeys(line for text in lines for line in text if _is_include(line))
+    bodies = ("\n".join(line for line in text if not _is_include(line)).strip() for text in lines)
+    return "\n".join([*includes, "", "\n\n".join(bodies)]) + "\n"
+
+
+def _is_include(line: str) -> bool:
+    return line.startswith("#include")
+
+
+def _may_share(call: KernelCall) -> bool:
+    allowed = re.compile("|".join(TOP_LEVEL).replace("{name}", re.escape(call.name)))
+    return all(map(allowed.fullmatch, call.text.splitlines()))
