@@ -131,7 +131,7 @@ class VerificationRun:
                 self.prefetcher.load_weights(number)
             with self.tally.clock("worker"):
                 fresh = planned.round.fresh
-                load = partial(self.session.load, self.context.weights, fresh=fresh)
+                load = partial(self.session.load, self.context.weights, fresh=fresh, several=True)
                 run_giving_way(load, self.session, self._sharing)
             self._round(planned)
             if (worst := self.tally.worst_in_use()) is not None:
@@ -189,7 +189,7 @@ class VerificationRun:
         If it passes there, the fault is in the reuse, not in the inputs.
         """
         with self.tally.clock("worker"):
-            self.session.load(self.context.weights)
+            self.session.load(self.context.weights, several=True)
         retried = replace(trial, when=When.FIRST)
         self.prefetcher.insert(retried, like=trial)
         self._try([retried])

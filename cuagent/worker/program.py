@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.arms import CANDIDATE
 from cuagent.task import TreeError, flatten, unflatten
+from cuagent.task.random_fills import RandomFills
 from cuagent.worker.arms import ModelSpec, import_arm
 from cuagent.worker.channel import Record, Status, receive_message, send_record
 from cuagent.worker.folder import LIBRARIES
@@ -76,6 +77,7 @@ class _Worker:
         self.folder = folder
         self.arenas: dict[int, Arena] = {}
         self.model_spec = ModelSpec.from_json(json.loads((folder / "order.json").read_text()))
+        self._models_fills = RandomFills()
         self._fills = itertools.cycle(heap.FILLS)
         self._jitter: Jitter | None = None
         self._has_run = False
@@ -97,7 +99,11 @@ class _Worker:
                 self._loaded = None  # its tensors may be in this arena
                 self.arenas.pop(message["arena"]).close()
             case "load":
-                self.load(self.arenas[message["arena"]], message["slot"], message["fresh"])
+                several = (
+                    self._models_fills.remembered if message["several"] else contextlib.nullcontext
+                )
+                with several():
+                    self.load(self.arenas[message["arena"]], message["slot"], message["fresh"])
             case "run":
                 return self.run(message)
         return [0]

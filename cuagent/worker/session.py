@@ -152,13 +152,21 @@ class Session(DrivenProcess):
         self._command({"do": "open"}, self._open_s)
 
     def load(
-        self, weights: Arena, slot: int = 0, *, fresh: bool = True, deadline_s: float = OPEN_S
+        self,
+        weights: Arena,
+        slot: int = 0,
+        *,
+        fresh: bool = True,
+        several: bool = False,
+        deadline_s: float = OPEN_S,
     ) -> None:
         """Load a slot's state dict into a new model if `fresh`, else into the current model.
 
-        Raises SessionEnded.
+        With `several` the process remembers large random fills of the construction, for further
+        new models. Raises SessionEnded.
         """
-        message = {"do": "load", "arena": self._lend(weights), "slot": slot, "fresh": fresh}
+        message = {"do": "load", "arena": self._lend(weights), "slot": slot}
+        message |= {"fresh": fresh, "several": several}
         self._command(message, deadline_s)
 
     def run(

@@ -15,7 +15,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from cuagent.sandbox import harden
 from cuagent.task import Device, TaskError, TreeError, open_reference
 from cuagent.task.memory import SMALLER, shortage
 from cuagent.task.plain import task_from_json
+from cuagent.task.random_fills import RandomFills
 from cuagent.task.settings import baseline_settings
 from cuagent.verify.fitness.examine import examine
 from cuagent.verify.fitness.hidden import hidden_dependencies
@@ -141,7 +142,8 @@ class _Oracle:
         self.kept_share = KEPT_SHARE if lock is None else KEPT_SHARE_OF_MANY
         device_lock = DeviceLock(None if lock is None else Path(lock))
         self.breaks = Breaks(channel, device_lock, task.device.value, requests.await_reply)
-        opened = replace(open_reference(task), constructing=self.breaks.constructing)
+        self.fills = RandomFills()
+        opened = replace(open_reference(task), constructing=self.constructing)
         self.description = describe(opened, budget, self.breaks.give_way)
         self.reference = self.description.reference
         self.reference.before_call = None
@@ -150,6 +152,13 @@ class _Oracle:
         """Trace of the last "declare" request's run, which the next "answer" request uses."""
         self.draws = InputDraws(self.description)
         harden()  # on CUDA only now, because the driver first names its threads in /proc/self
+
+    @contextmanager
+    def constructing(self) -> Iterator[None]:
+        """Context for the construction of a model, of which a verdict makes several from one
+        seed."""
+        with self.breaks.constructing(), self.fills.remembered():
+            yield
 
     def handle(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
         """Execute one request and return its answer; `descriptors` belong to an arena to map."""
