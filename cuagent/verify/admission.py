@@ -218,10 +218,10 @@ def _nondeterministic_kind(referee: Referee) -> str:
         if kind not in referee.facts.kinds:
             continue
         seed, draw = seeds.draw(), seeds.draw()
-        earlier, _ = referee.ask(Weights.OWN, seed, kind, draw)
+        earlier, _ = referee.ask(Weights.OWN, seed, kind, draw, spread=False)
         previous = [tensor.clone() for tensor in earlier.declared]
         expected, _ = referee.ask(Weights.OWN, seed, kind, draw)
-        if not referee.judged(previous, expected, kind, draw).passed:
+        if not referee.judged(previous, expected, kind, referee.sensitivity(draw)).passed:
             return on_inputs(kind)
     return ""
 
@@ -237,11 +237,12 @@ def _passing(referee: Referee) -> list[str]:
             continue
         draw = seeds.draw()
         expected, inputs = referee.ask(weights, seed, kind, draw)
+        sensitivity = referee.sensitivity(draw, ONE_PAIR)
         passing = [
             name
             for name, answer in _trivial_answers(expected.declared, inputs, previous).items()
             if passing is None or name in passing
-            if referee.judged(answer, expected, kind, draw, ONE_PAIR).passed
+            if referee.judged(answer, expected, kind, sensitivity).passed
         ]
         if previous is None:
             passing.append(EARLIER)  # the first round has no earlier answer

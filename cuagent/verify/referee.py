@@ -346,33 +346,39 @@ class Referee:
         return self.context.inputs.tensors()
 
     def ask(
-        self, weights: Weights, seed: int, kind: Inputs, draw: int
+        self, weights: Weights, seed: int, kind: Inputs, draw: int, *, spread: bool = True
     ) -> tuple[Expected, list[Tensor]]:
         """Return (right answer, inputs) for one draw, as `drawn` does.
 
-        The answer takes several calls of the reference in fp64.
+        The answer takes several calls of the reference in fp64, without its `spread` one.
         """
         context = self.context
         inputs = self.drawn(weights, seed, kind, draw)
-        self.oracle.answer(context.inputs, 0, context.answers, draw, PerturbationBudget(0.0))
+        budget = PerturbationBudget(0.0 if spread else None)
+        self.oracle.answer(context.inputs, 0, context.answers, draw, budget)
         return context.expected(), inputs
+
+    def sensitivity(self, draw: int, pairs: int = FEW_PAIRS) -> SensitivityQuery:
+        """Return the sensitivity query for the draw of the last `ask`.
+
+        It has `pairs` perturbation pairs, and is sent when an error first needs it.
+        """
+        context = self.context
+        return SensitivityQuery(self.oracle, context.inputs, 0, context.answers, draw, pairs)
 
     def judged(
         self,
         outputs: Sequence[Tensor],
         expected: Expected,
         kind: Inputs,
-        draw: int,
-        pairs: int = FEW_PAIRS,
+        sensitivity: SensitivityQuery,
     ) -> Finding:
         """Judge `outputs` for the draw of the last `ask` by the strict rule.
 
-        `pairs` is the number of perturbation pairs if an error needs a sensitivity query. The wrong
-        elements are not described.
+        Several outputs of one draw are judged with one `sensitivity`, which is then measured once.
+        The wrong elements are not described.
         """
-        context = self.context
-        sensitivity = SensitivityQuery(self.oracle, context.inputs, 0, context.answers, draw, pairs)
-        return context.judged(outputs, expected, kind, sensitivity, explain=False)
+        return self.context.judged(outputs, expected, kind, sensitivity, explain=False)
 
     @property
     def large(self) -> bool:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cuagent.task import load_task
 from cuagent.verify.admission import Admission, admit
+from cuagent.verify.oracle.client import Oracle
 from cuagent.verify.referee import Referee
 from cuagent.worker import ForkServer
 
@@ -96,3 +98,27 @@ def test_constant_inputs_are_certifiable(admission: Admitted) -> None:
 
 def test_task_without_tensors_is_not_certifiable(admission: Admitted) -> None:
     assert "takes no tensors" in admission("return torch.full((4,), x * y)", "3.0", "4.0").refusal
+
+
+def test_each_draw_is_measured_once_for_all_trivial_answers(
+    admission: Admitted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Zeros, ones, an input and an earlier answer are judged with one measured sensitivity."""
+    measured: list[int] = []
+    spreads: list[bool] = []
+    plain, answer = Oracle.sensitivity, Oracle.answer
+
+    def counted(oracle: Oracle, *arguments: Any) -> Any:
+        measured.append(arguments[4])
+        return plain(oracle, *arguments)
+
+    def answered(oracle: Oracle, *arguments: Any) -> Any:
+        spreads.append(arguments[4].seconds is not None)
+        return answer(oracle, *arguments)
+
+    monkeypatch.setattr(Oracle, "sensitivity", counted)
+    monkeypatch.setattr(Oracle, "answer", answered)
+    assert admission("return x.exp() + y").certifiable
+    assert measured, "no trivial answer passes without it"
+    assert len(measured) == len(set(measured)), "one query for each draw"
+    assert spreads[:4] == [False, True, False, True], "the first of two equal calls needs no spread"

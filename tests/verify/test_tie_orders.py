@@ -80,9 +80,11 @@ def test_choice_among_equal_elements_must_be_consistent(
                 (last, unique or not documented),
                 (every, unique),
             ):
-                found = opened.judged([hot, hot.mean(0)], expected, kind, 7)
+                found = opened.judged([hot, hot.mean(0)], expected, kind, opened.sensitivity(7))
                 assert found.passed is passes
-            assert not opened.judged([1 - last, last.mean(0)], expected, kind, 7).passed
+            assert not opened.judged(
+                [1 - last, last.mean(0)], expected, kind, opened.sensitivity(7)
+            ).passed
 
 
 def test_failed_perturbed_run_is_clamped_or_counts_as_no_change() -> None:
