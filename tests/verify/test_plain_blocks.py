@@ -13,6 +13,7 @@ from torch import Tensor
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.oracle import slice_checks
 from cuagent.verify.rules import tolerance
+from cuagent.verify.rules.bounds import Sums
 from cuagent.verify.rules.tolerance import strict
 from cuagent.verify.rules.types import Expected, Finding
 from cuagent.verify.trace.reductions import Terms
@@ -100,15 +101,19 @@ def test_answer_beyond_the_range_of_the_output_is_no_plain_block() -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_largest_ratio_of_plain_blocks_uses_every_bound(device: str) -> None:
     x, expected = drawn(torch.float32, device)
-    blocks = [(x, expected.declared[0], expected.precise[0], expected.spread[0])]
-    wide = [tuple(tensor.double() for tensor in blocks[0])]
+    each = (x, expected.declared[0], expected.precise[0], expected.spread[0])
+    blocks = list(zip(*(tensor.split(64) for tensor in each), strict=True))
+    wide = [tuple(tensor.double() for tensor in block) for block in blocks]
     for bound in (
         tolerance.Gates(1.0, 1e-7, 0.0, 1e-7),
         tolerance.Gates(1.0, 1e-9, 1e-6, 0.0),
         tolerance.Gates(1.0, math.inf, 0.0, 0.0),
     ):
-        found = tolerance._largest_plain_ratio(blocks, bound)
-        assert found == tolerance._largest_ratio(wide, bound)
+        errors = Sums.of(blocks).block_errors
+        assert len(errors) == len(blocks)
+        right = tolerance._largest_ratio(wide, bound)
+        assert tolerance._largest_plain_ratio(blocks, bound, errors, 0.0) == right
+        assert tolerance._largest_plain_ratio(blocks, bound, errors, right + 1) == right + 1
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -127,3 +132,22 @@ def test_errors_of_slices_equal_those_of_finite_elements(
     assert quick == pytest.approx(slice_checks._errors(*tensors), rel=1e-12)
     assert own == pytest.approx(slice_checks._errors(tensors[2], tensors[1], tensors[2]), rel=1e-12)
     assert all(map(math.isfinite, quick))
+
+
+def test_blocks_of_small_errors_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, expected = drawn(torch.float32, "cpu")
+    each = (x, expected.declared[0], expected.precise[0], expected.spread[0])
+    blocks = list(zip(*(tensor.split(64) for tensor in each), strict=True))
+    read: list[int] = []
+    plain = tolerance.largest_size
+
+    def counted(tensor: Tensor) -> Tensor:
+        read.append(tensor.numel())
+        return plain(tensor)
+
+    errors = Sums.of(blocks).block_errors
+    monkeypatch.setattr(tolerance, "largest_size", counted)
+    flat = tolerance.Gates(1.0, 1e-7, 0.0, 0.0)
+    found = tolerance._largest_plain_ratio(blocks, flat, errors, 0.0)
+    assert found == max(errors) / 1e-7
+    assert read == [64], "only the block of the largest error"

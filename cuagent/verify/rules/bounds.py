@@ -124,6 +124,8 @@ class Sums:
         self.count = 0
         self.squares = {"error": 0.0, "own": 0.0, "value": 0.0, "spread": 0.0}
         self.largest = {"error": 0.0, "own": 0.0, "value": 0.0}
+        self.block_errors: list[float] = []
+        """Largest error of each block that is not empty."""
         self._total = 0.0
 
     @classmethod
@@ -140,6 +142,7 @@ class Sums:
         self.count += count
         for name, square in zip(self.squares, measured[2:6], strict=True):
             self.squares[name] += square
+        self.block_errors.append(measured[6])
         for name, size in zip(self.largest, measured[6:], strict=True):
             self.largest[name] = max(self.largest[name], size)
 

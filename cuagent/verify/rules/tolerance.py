@@ -204,7 +204,8 @@ def _inexact(index: int, tensors: Sequence[Tensor], draw: DrawFacts, carried: fl
     bound = gates(sums, tensors[0].dtype, kind, terms, unit)
     jump_limit = jump_limit_of(sums, kind, terms, draw.unit) if draw.jumps(sums) else NO_JUMPS
     if plain is not None and len(tensors) < WITH_SENSITIVITY:
-        remaining, farthest = sums, _largest_plain_ratio(blocks, bound)
+        remaining, least = sums, sums.rms("error") / bound.rms
+        farthest = _largest_plain_ratio(blocks, bound, sums.block_errors, least)
     else:
         remaining = (
             Sums.of(_without_jumps(map(finite, blocks), jump_limit), carried)
@@ -322,9 +323,15 @@ def _plain_sums(blocks: Sequence[Block], carried: float) -> Sums | None:
     return sums if sums.largest["value"] <= torch.finfo(blocks[0][1].dtype).max else None
 
 
-def _largest_plain_ratio(blocks: Iterable[Block], bound: Gates) -> float:
-    """Return what `_largest_ratio` does, for blocks that `_plain_sums` accepts."""
-    import torch
+def _largest_plain_ratio(
+    blocks: Sequence[Block], bound: Gates, errors: Sequence[float], least: float
+) -> float:
+    """Return the result of `_largest_ratio` if it exceeds `least`, else `least`, for blocks that
+    `_plain_sums` accepts.
+
+    `errors` are the largest errors of the blocks. No element's bound is below the largest of
+    `bound.local` and `bound.own`, so blocks of small errors need not be read again.
+    """
 
     def largest(x: Tensor, y: Tensor) -> Tensor:
         limit = y.abs().mul_(bound.relative).add_(bound.local)
@@ -332,8 +339,14 @@ def _largest_plain_ratio(blocks: Iterable[Block], bound: Gates) -> float:
             limit.clamp_(bound.own)
         return largest_size((x - y).div_(limit))
 
-    found = [largest(x, y) for x, _, y, *_ in blocks]
-    return number(torch.stack(found).max())
+    found, smallest = least, max(bound.local, bound.own)
+    for error, (x, _, y, *_) in sorted(
+        zip(errors, blocks, strict=True), key=lambda pair: pair[0], reverse=True
+    ):
+        if error / smallest <= found:
+            break
+        found = max(found, number(largest(x, y)))
+    return found
 
 
 def _ratios(block: Block, bound: Gates) -> Tensor:
