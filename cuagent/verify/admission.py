@@ -19,6 +19,7 @@ from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.seeds import Seeds
 from cuagent.verify.inputs.weights import Weights
 from cuagent.verify.referee import Referee
+from cuagent.verify.threads import one_thread_if_small
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,7 +83,10 @@ def admit(referee: Referee, give_way: Callable[[], None] = lambda: None) -> Admi
     try:
         findings = referee.examine(give_way)
         notes = _notes(findings, referee)
-        reasons = _reasons(findings, referee) or _answer_faults(referee)
+        reasons = _reasons(findings, referee)
+        if not reasons:
+            with one_thread_if_small(referee.context):
+                reasons = _answer_faults(referee)
     except TaskError as error:  # it ran when it was opened, but fails on some inputs
         reasons = [str(error)]
     return Admission(

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from cuagent.device_lock import ALONE, Sharing
-from cuagent.task import Device
 from cuagent.verdict import Reason
 from cuagent.verify.calls import Calls
 from cuagent.verify.context import VerifyContext
@@ -30,6 +28,7 @@ from cuagent.verify.rules.nonfinite import nonfinite_differences
 from cuagent.verify.rules.tolerance import constants
 from cuagent.verify.rules.types import Expected, Finding
 from cuagent.verify.tally import Rejected, Tally, Trial, When
+from cuagent.verify.threads import one_thread_if_small
 from cuagent.worker import Session
 from cuagent.worker.giving_way import run_giving_way
 from cuagent.worker.memory.arena import POISONS, synchronize
@@ -43,13 +42,6 @@ PAIRS_PER_PERTURBATION = 3
 
 For a quick reference these are 24 pairs.
 """
-FEW_ELEMENTS = 1 << 22
-"""Number of output elements below which comparisons on the CPU use one thread.
-
-A thread pool that shares its cores with other processes waits for its own threads: 65 s for work
-that one thread does in 0.1 s.
-"""
-
 
 EXTRA_DRAWS = 2
 """Number of further draws that decide about a failed draw whose errors roundoff alone may
@@ -122,7 +114,7 @@ class VerificationRun:
     def run(self) -> None:
         """Run all rounds. The session must construct its models from the seed of the weights."""
         self.context.outputs.mend_guards()
-        with self._threads():
+        with one_thread_if_small(self.context):
             self._rounds()
 
     def _rounds(self) -> None:
@@ -345,20 +337,6 @@ class VerificationRun:
         pairs = zip(expected.declared, levels, strict=True)
         flat = [r.new_full((), c).expand(r.shape) for r, c in pairs]  # one number in memory
         return self.context.judged(flat, expected, kind, explain=False).passed
-
-    @contextmanager
-    def _threads(self) -> Iterator[None]:
-        """Context in which torch uses one thread on the CPU if the outputs are small."""
-        import torch
-
-        before = torch.get_num_threads()
-        elements = sum(view.numel() for view in self.context.outputs.tensors())
-        small = self.context.task.device is Device.CPU and elements < FEW_ELEMENTS
-        torch.set_num_threads(1 if small else before)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
 
 
 def _wrong_in_block(findings: Sequence[Finding]) -> bool:

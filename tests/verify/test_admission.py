@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from cuagent.task import load_task
 from cuagent.verify.admission import Admission, admit
@@ -122,3 +123,25 @@ def test_each_draw_is_measured_once_for_all_trivial_answers(
     assert measured, "no trivial answer passes without it"
     assert len(measured) == len(set(measured)), "one query for each draw"
     assert spreads[:4] == [False, True, False, True], "the first of two equal calls needs no spread"
+
+
+def test_small_outputs_are_compared_with_one_thread(
+    admission: Admitted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread pool on a busy machine takes ten times as long as one thread."""
+    threads: list[int] = []
+    plain = Referee.judged
+
+    def judged(*arguments: Any) -> Any:
+        threads.append(torch.get_num_threads())
+        return plain(*arguments)
+
+    monkeypatch.setattr(Referee, "judged", judged)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert admission("return x.exp() + y").certifiable
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert set(threads) == {1}
