@@ -75,7 +75,7 @@ class RandomFills:
         """Return `function(*args, **kwargs)`, which fills the tensor among its arguments."""
         import torch
 
-        tensor = args[0] if args else kwargs.get("tensor")
+        tensor: Any = args[0] if args else kwargs.get("tensor")
         numbers = {key: value for key, value in kwargs.items() if key != "tensor"}
         usual = (
             type(tensor) in (torch.Tensor, torch.nn.Parameter)
@@ -90,7 +90,7 @@ class RandomFills:
         form = tensor.dtype, tuple(tensor.shape)
         key = (name, args[1:], tuple(sorted(numbers.items())), form)
 
-        def repeat(known: Tensor) -> Tensor:
+        def repeat(known: Tensor) -> Any:
             with torch.no_grad():
                 tensor.copy_(known)
             return tensor

@@ -120,10 +120,12 @@ class ToolRuns:
                 for tool, own in jobs.items()
                 if tool != RACECHECK
             }
-            few = few_folder and executor.submit(self._report, RACECHECK, few_folder)
+            few: Future[Report] | None = None
+            if few_folder is not None:
+                few = executor.submit(self._report, RACECHECK, few_folder)
 
             def suffices() -> bool:
-                return bool(few) and _suffices(few, list(others.values()))
+                return few is not None and _suffices(few, list(others.values()))
 
             races = None
             if RACECHECK in tools:
@@ -138,7 +140,7 @@ class ToolRuns:
         if races is not None:
             found[RACECHECK] = races.result()
         on_few = False
-        if few and found[RACECHECK].outcome is Outcome.UNKNOWN:
+        if few is not None and found[RACECHECK].outcome is Outcome.UNKNOWN:
             found[RACECHECK] = _of_few(few.result(), found[RACECHECK])
             on_few = found[RACECHECK] is few.result()
         return Reports(tuple(found[tool] for tool in tools), on_few)
@@ -221,5 +223,5 @@ def _reached(folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
         os.close(root)
     if not isinstance(lists, list) or not all(isinstance(names, list) for names in lists):
         return (), ()
-    functions, kernels, *_ = *lists, [], []
+    functions, kernels = (lists + [[], []])[:2]
     return tuple(map(str, functions)), tuple(map(str, kernels))
