@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from cuagent.task.memory import total
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -35,14 +37,18 @@ INITIALISERS = (
     "sparse_",
 )
 """Names of the functions of torch.nn.init that draw random numbers."""
-MOST_BYTES = 4 << 30
-"""Largest size in bytes of all fills that are remembered."""
+MOST_BYTES, MOST_SHARE = 4 << 30, 1 / 32
+"""Largest size in bytes of all fills that one process remembers, and its largest share of the
+machine's memory."""
 
 
 class RandomFills:
     """Memory of the fills of one seed; the fills of another seed replace them."""
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, most_bytes: int | None = None) -> None:
+        """Create an empty memory; `most_bytes` is by default the smaller of the two limits."""
+        if most_bytes is None:
+            most_bytes = min(MOST_BYTES, int(MOST_SHARE * total("cpu")))
         self._most_bytes = most_bytes
         self._bytes = 0
         self._seed: int | None = None

@@ -223,5 +223,5 @@ def _reached(folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
         os.close(root)
     if not isinstance(lists, list) or not all(isinstance(names, list) for names in lists):
         return (), ()
-    functions, kernels = (lists + [[], []])[:2]
+    functions, kernels = [*lists, [], []][:2]
     return tuple(map(str, functions)), tuple(map(str, kernels))

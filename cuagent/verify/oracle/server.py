@@ -13,7 +13,6 @@ import json
 import select
 import socket
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -37,6 +36,7 @@ from cuagent.verify.oracle.describe import describe, sample_of
 from cuagent.verify.oracle.facts import BUDGET, LOCK
 from cuagent.verify.oracle.input_draws import InputDraws
 from cuagent.verify.oracle.places import NearTies, write_places
+from cuagent.verify.oracle.requests import Requests
 from cuagent.verify.oracle.slice_checks import is_consistent
 from cuagent.verify.oracle.slices import Slicing
 from cuagent.verify.oracle.spread import Spread
@@ -45,7 +45,7 @@ from cuagent.verify.rules.bounds import OWN_ARITHMETIC, reach, sequential
 from cuagent.verify.tensors import FAILURES
 from cuagent.verify.trace.reference_trace import ReferenceTrace
 from cuagent.worker.breaks import Breaks
-from cuagent.worker.channel import receive_message, send_message
+from cuagent.worker.channel import send_message
 from cuagent.worker.memory.arena import Arena, synchronize
 from cuagent.worker.memory.heap import (
     KEPT_BYTES,
@@ -65,7 +65,7 @@ MAX_PERTURBATIONS, MIN_PERTURBATIONS = 8, 2
 def serve(channel: socket.socket, folder: Path) -> None:
     """Answer requests until the referee closes the channel."""
     program: _Oracle | None = None
-    requests = _Requests(channel)
+    requests = Requests(channel)
     for message, descriptors in requests:
         try:
             if program is None:
@@ -84,46 +84,12 @@ def serve(channel: socket.socket, folder: Path) -> None:
         send_message(channel, answer)
 
 
-class _Requests:
-    """The referee's requests in order.
-
-    A "drop" request that has arrived cancels all requests before it.
-    """
-
-    def __init__(self, channel: socket.socket) -> None:
-        self._channel = channel
-        self._queue: deque[tuple[dict[str, Any], list[int]]] = deque()
-
-    def __iter__(self) -> Iterator[tuple[dict[str, Any], list[int]]]:
-        """Yield the requests until the referee closes the channel."""
-        while True:
-            while not self._queue or select.select([self._channel], [], [], 0)[0]:
-                if (received := receive_message(self._channel)) is None:
-                    return
-                self._queue.append(received)
-            self._drop()
-            if self._queue:
-                yield self._queue.popleft()
-
-    def _drop(self) -> None:
-        """Answer all requests up to the last "drop" request without executing them."""
-        drops = [n for n, (message, _) in enumerate(self._queue) if message["do"] == "drop"]
-        for _ in range(drops[-1] + 1 if drops else 0):
-            message, _ = self._queue.popleft()
-            send_message(self._channel, {} if message["do"] == "drop" else {"dropped": True})
-
-    def await_reply(self) -> None:
-        """Wait for the referee's reply in a break; keep requests that were sent before it."""
-        while (received := receive_message(self._channel)) is not None and received[0]:
-            self._queue.append(received)
-
-
 class _Oracle:
     """State of the oracle's process: facts about the task, the reference with its weights, mapped
     arenas.
     """
 
-    def __init__(self, folder: Path, channel: socket.socket, requests: _Requests) -> None:
+    def __init__(self, folder: Path, channel: socket.socket, requests: Requests) -> None:
         """Open and describe the reference of the task in `folder`.
 
         Raises TaskError if it does not run.
@@ -138,7 +104,7 @@ class _Oracle:
         self.arenas: dict[int, Arena] = {}
         budget = json.loads((folder / BUDGET).read_text())
         lock = json.loads((folder / LOCK).read_text())
-        self.channel = channel
+        self.channel, self.budget = channel, budget
         self.kept_share = KEPT_SHARE if lock is None else KEPT_SHARE_OF_MANY
         device_lock = DeviceLock(None if lock is None else Path(lock))
         self.breaks = Breaks(channel, device_lock, task.device.value, requests.await_reply)
@@ -213,7 +179,8 @@ class _Oracle:
             if large:
                 give_back(device)
         elif large or not select.select([self.channel], [], [], 0)[0]:
-            give_back_surplus(0 if large else KEPT_BYTES, self.kept_share)
+            kept = 0 if large else KEPT_BYTES
+            give_back_surplus(kept, self.kept_share, self.budget)
 
     def load_weights(self, kind: Weights, seed: int, target: list[Tensor]) -> None:
         """Construct a model from `seed` with weights of `kind`, and use it from now on.

@@ -84,9 +84,11 @@ def give_back(device: str) -> None:
         libc.malloc_trim(0)
 
 
-def give_back_surplus(kept: int = KEPT_BYTES, share: float = 0.0) -> None:
+def give_back_surplus(
+    kept: int = KEPT_BYTES, share: float = 0.0, budget: int | None = None
+) -> None:
     """Return torch's cached GPU memory to the GPU if more of it is unused than `kept` bytes and
-    than `share` of the free memory.
+    than `share` of the free memory, or of `budget` bytes if these are fewer.
 
     Memory that the next request needs is then allocated anew, which takes milliseconds for a
     gigabyte and waits for the GPU.
@@ -94,8 +96,10 @@ def give_back_surplus(kept: int = KEPT_BYTES, share: float = 0.0) -> None:
     import torch
 
     unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-    if unused > kept and unused > share * torch.cuda.mem_get_info()[0]:
-        torch.cuda.empty_cache()
+    if unused > kept:
+        there = torch.cuda.mem_get_info()[0]
+        if unused > share * (there if budget is None else min(there, budget)):
+            torch.cuda.empty_cache()
 
 
 def _set(option: int, value: int) -> None:
