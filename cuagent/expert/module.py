@@ -21,6 +21,7 @@ from cuagent.expert.products.expressions import functions_of
 from cuagent.expert.products.triton import header
 from cuagent.expert.streaming.group import Group
 from cuagent.expert.values import view_text
+from cuagent.expert.warm_ups import LEAST, warm_ups
 
 WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 """Modes of torch.compile that capture CUDA graphs."""
@@ -49,6 +50,8 @@ def _lines(methods: Sequence[_Module]) -> list[str]:
     if parts.replayed:
         own = methods[0].replay
         used.append("replay" if own == "replay" else f"replay as {own}")
+    for method in methods:
+        used += ["compile_together"] if method.warm_ups else []
     if used := [*used, *(n for m in methods for n in m.imported())]:
         imports.append(f"from cuagent.kernels import {', '.join(dict.fromkeys(used))}")
     return [
@@ -64,6 +67,7 @@ def _lines(methods: Sequence[_Module]) -> list[str]:
         "",
         *functions_of(products),
         *(line for text in products for line in (*text.splitlines(), "", "")),
+        *(line for method in methods for line in method.warmed_up()),
         *(methods[0].compiled() if parts.compile else []),
         f"class ModelNew({base}):",
         f'    """{base} with custom kernels.',
@@ -94,6 +98,8 @@ class _Module(Prepared):
         end = "" if self.parts.method == "forward" else f"_{self.parts.method}"
         self.fits = self._unused(f"_fits{end}")
         self.compute, self.replay = self._unused("_compute"), self._unused("replay")
+        self.compile_kernels = self._unused(f"_compile_kernels{end}")
+        self.warm_ups = self._warm_ups()
 
     def methods(self) -> list[str]:
         """Return the Python lines of all methods, indented for the class, after an empty line."""
@@ -106,6 +112,29 @@ class _Module(Prepared):
         if self.parts.compile:
             return f'{call.name} = {kernels}.operator("{call.name}")'
         return f"{call.name} = {kernels}.{call.name}"
+
+    def _warm_ups(self) -> list[str]:
+        """Return the Python lines that compile the Triton kernels; [] if there are few, or if
+        torch.compile compiles them."""
+        if self.parts.compile:
+            return []
+        found: list[str] = []
+        for call in self.kernels.values():
+            if isinstance(call, TritonCall):
+                written = [self.graph.node(name).dtype for name in call.step.outputs]
+                dtypes = [*written, *call.step.tensors.values()]
+                named = {f"tensor_{k}": dtype for k, dtype in enumerate(dtypes)}
+                found += warm_ups(call.launch(call.name, arguments=[*named]), named)
+        found = list(dict.fromkeys(found))
+        return found if len(found) >= LEAST else []
+
+    def warmed_up(self) -> list[str]:
+        """Return the Python lines of the function that compiles the Triton kernels."""
+        if not self.warm_ups:
+            return []
+        text = '    """Compile the Triton kernels; launches would compile one after another."""'
+        body = [f"    {line}" for line in self.warm_ups]
+        return [f"def {self.compile_kernels}():", text, *body, "", ""]
 
     def compiled(self) -> list[str]:
         """Return the Python lines of the function that torch.compile compiles: forward without
@@ -163,6 +192,8 @@ class _Module(Prepared):
             if self.parts.method == "forward"
             else '        raise RuntimeError("these kernels compute the gradients of other calls")',
         ]
+        if self.warm_ups:
+            out.append(f"    compile_together({self.compile_kernels})")
         if self.parts.replayed:
             compute = "_forward" if self.parts.compile else f"ModelNew.{self.compute}"
             given = "".join(f"{name}, " for name in self._names()).rstrip()

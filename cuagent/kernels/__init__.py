@@ -29,6 +29,7 @@ __all__ = [
     "CompilerMissing",
     "Kernels",
     "PrototypeError",
+    "compile_together",
     "load",
     "replay",
     "unchanged",
@@ -82,6 +83,14 @@ def replay(
     from . import cuda_graph
 
     return cuda_graph.replay(module, compute, arguments, values)
+
+
+def compile_together(warm_ups: Any) -> None:
+    """Call `warm_ups` once, which calls `warmup` of Triton kernels, and compile them in parallel
+    (`together.compile_together`)."""
+    from . import together
+
+    together.compile_together(warm_ups)
 
 
 _LOADED: dict[Path, Kernels] = {}

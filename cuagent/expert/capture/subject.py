@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 
-OURS = frozenset(("torch", "F", "load", "triton", "tl", "super", "self"))
+OURS = frozenset(("torch", "F", "load", "compile_together", "triton", "tl", "super", "self"))
 """Names that a candidate's text uses in addition to those of the reference."""
 
 
