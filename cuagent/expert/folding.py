@@ -31,11 +31,13 @@ def is_contraction(node: Node) -> bool:
 
 
 def fold_affine(graph: Graph) -> Graph | None:
-    """Return the graph with one multiply, divide, add or subtract folded into the layer before it.
+    """Return the graph with a multiply, divide, add or subtract folded into each layer before one.
 
-    None if the graph contains no operation that can be folded.
+    None if the graph contains no operation that can be folded. The next operation after a layer can
+    be folded into the result.
     """
     users, prepared = graph.users(), prepared_names(graph)
+    replaced: dict[str, list[Node]] = {}
     for layer in graph.nodes:
         if not is_contraction(layer) or len(users[layer.name]) != 1 or layer.name in graph.outputs:
             continue
@@ -54,8 +56,8 @@ def fold_affine(graph: Graph) -> Graph | None:
             other not in prepared or not _per_channel(graph.node(other).shape, layer)
         ):
             continue
-        return _folded(graph, layer, user, other)
-    return None
+        replaced |= {user.name: _folded(graph, layer, user, other), layer.name: []}
+    return Editor(graph, replaced).result() if replaced else None
 
 
 def _channels(layer: Node) -> tuple[int, int]:
@@ -70,8 +72,8 @@ def _per_channel(shape: Shape, layer: Node) -> bool:
     return all(n == 1 or k == axis for k, n in enumerate(padded))
 
 
-def _folded(graph: Graph, layer: Node, user: Node, other: Operand) -> Graph:
-    """Return the graph with `user(layer, other)` replaced by one layer with another weight and
+def _folded(graph: Graph, layer: Node, user: Node, other: Operand) -> list[Node]:
+    """Return the nodes that replace `user(layer, other)`: one layer with another weight and
     bias.
     """
     weight, bias = graph.node(str(layer.args[1])), layer.args[2] if len(layer.args) > 2 else None
@@ -89,8 +91,7 @@ def _folded(graph: Graph, layer: Node, user: Node, other: Operand) -> Graph:
         new_bias = fold.first_bias(weight, flat)
     call = layer.op if len(layer.args) > 2 or new_bias is None else with_bias(layer.op)
     args = (layer.args[0], new_weight) + ((new_bias,) if new_bias is not None else ())
-    folded = replace(layer, name=user.name, op=call, args=args)
-    return Editor(graph, {user.name: [*fold.added, folded], layer.name: []}).result()
+    return [*fold.added, replace(layer, name=user.name, op=call, args=args)]
 
 
 @dataclass

@@ -5,8 +5,8 @@ from __future__ import annotations
 import keyword
 import unicodedata
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from cuagent.expert.capture.backward import capture_backward
 from cuagent.expert.capture.export import Captured, CaptureError, capture
@@ -64,6 +64,8 @@ class Subject:
     target: Target
     backward: Captured | None = None
     """Captured gradients if the task is a training step; else None."""
+    made: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Candidates that the search has generated, by their options."""
 
     @property
     def device(self) -> str:

@@ -237,12 +237,15 @@ class Graph:
 
     def users(self) -> dict[str, list[Node]]:
         """Return the nodes that read each node, by the node's name, in order. The graph's outputs
-        are not readers."""
-        found: dict[str, list[Node]] = {node.name: [] for node in self.nodes}
-        for node in self.nodes:
-            for name in dict.fromkeys(node.inputs):
-                found[name].append(node)
-        return found
+        are not readers. The result is computed once; callers do not change it."""
+        cached: dict[str, list[Node]] | None = self.__dict__.get("_users_by_name")
+        if cached is None:
+            cached = {node.name: [] for node in self.nodes}
+            for node in self.nodes:
+                for name in dict.fromkeys(node.inputs):
+                    cached[name].append(node)
+            object.__setattr__(self, "_users_by_name", cached)
+        return cached
 
     def owner(self, name: str) -> str:
         """Return the value whose memory a view, a slice or a window reads; `name` if it is none."""

@@ -207,10 +207,20 @@ def propose(
     for options, why in _choices(subject, outcomes, bounds, memory):
         if outcomes and options in memory.slower:
             continue
-        candidate = make_candidate(subject, options)
+        candidate = _made(subject, options)
         if candidate is not None and tuple(sorted(candidate.files.items())) not in seen:
             return Proposal(candidate, why)
     return None
+
+
+def _made(subject: Subject, options: Options) -> Candidate | None:
+    """Return `make_candidate(subject, options)`, which is computed once: the search compares
+    proposals for several possible outcomes, and a large network takes seconds.
+    """
+    if options not in subject.made:
+        subject.made[options] = make_candidate(subject, options)
+    found: Candidate | None = subject.made[options]
+    return found
 
 
 def _first_options(subject: Subject, bounds: Bounds) -> Options:
@@ -223,7 +233,7 @@ def _first_options(subject: Subject, bounds: Bounds) -> Options:
     options = Options(tf32_few_channels=bounds.in_tf32)
     if not bounds.is_exact or not subject.target.tf32_convolutions:
         return options
-    made = make_candidate(subject, options)
+    made = _made(subject, options)
     few = made is not None and 0 < made.convolutions <= FEW_CONVOLUTIONS
     return replace(options, exact_convolutions=True) if few else options
 
@@ -238,7 +248,7 @@ def _graph_comes_first(subject: Subject, options: Options, bounds: Bounds) -> bo
         return False
     if bounds.rung_seconds > LONG_CALL_SECONDS:
         return False
-    made = make_candidate(subject, options)
+    made = _made(subject, options)
     share = LAUNCH_SHARE if _has_graph(bounds.rung) else 1.0
     return made is not None and _saved_by_graph(made) > share * bounds.rung_seconds
 

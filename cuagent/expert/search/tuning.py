@@ -23,7 +23,7 @@ from cuagent.expert.search.planner import Outcome, best_of
 if TYPE_CHECKING:
     from cuagent.expert.capture.subject import Subject
 
-FORMAT = 1
+FORMAT = 2
 """Version of the memory files and their keys; increase it when an option changes its meaning."""
 LARGEST_FILE = 1 << 20
 """Largest size in bytes of a memory file that is read."""

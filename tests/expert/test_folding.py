@@ -1,0 +1,41 @@
+"""Operations after layers are folded into the weights of all layers at once."""
+
+from __future__ import annotations
+
+from modules import LAYER_TASK  # type: ignore[import-not-found]
+
+from cuagent.expert import rewrites
+from cuagent.expert.options import Options
+
+DEPTH = 12
+
+
+def test_each_pass_folds_one_operation_into_every_layer(generate, monkeypatch):
+    passes, fold = [], rewrites.fold_affine
+    monkeypatch.setattr(rewrites, "fold_affine", lambda graph: passes.append(1) or fold(graph))
+    block = "nn.Conv2d(4, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU()"
+    task = LAYER_TASK.format(
+        layer=f"nn.Sequential({', '.join([block] * DEPTH)})",
+        body="self.c(x)",
+        shape="2, 4, 40, 40",
+    )
+    made = generate(task, options=Options(convolutions="library"))
+    assert sum("batch_norm" in name for name in made.folded) == DEPTH
+    # A norm is a multiplication and an addition; the last pass finds nothing.
+    assert len(passes) == 3
+
+
+def test_candidates_of_a_search_are_generated_once(generate, monkeypatch, tmp_path):
+    from cuagent.expert.capture.subject import open_subject
+    from cuagent.expert.search import planner
+    from cuagent.task import load_task
+
+    path = tmp_path / "task.py"
+    path.write_text(LAYER_TASK.format(layer="nn.GELU()", body="self.c(x) * x", shape="64, 32"))
+    subject, made = open_subject(load_task(f"{path}:Model")), []
+    real = planner.make_candidate
+    monkeypatch.setattr(planner, "make_candidate", lambda s, o: made.append(o) or real(s, o))
+    first, second = (planner.propose(subject, ()) for _ in range(2))
+    assert first is not None
+    assert first == second
+    assert len(made) == len(set(made))
