@@ -25,11 +25,9 @@ def compile_together(warm_ups: Callable[[], None]) -> None:
     traces, nor with a version of Triton that cannot compile in parallel. Errors are suppressed: the
     launch of the kernel raises them again.
     """
-    if warm_ups in _STARTED:
-        return
     import torch
 
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or warm_ups in _STARTED:
         return
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         return

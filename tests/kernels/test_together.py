@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from cuagent.kernels import compile_together
 
@@ -61,9 +62,21 @@ def test_versions_of_triton_without_parallel_compilation_compile_at_launches(
     assert not calls
 
 
+@pytest.mark.slow
+def test_graph_of_torch_compile_is_not_broken() -> None:
+    def warm_ups() -> None:
+        raise AssertionError
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        compile_together(warm_ups)
+        return x + 1
+
+    compiled = torch.compile(forward, fullgraph=True, backend="eager")
+    assert compiled(torch.zeros(2)).tolist() == [1, 1]
+
+
 @pytest.mark.gpu
 def test_launch_finds_the_kernel_that_was_compiled_ahead(tmp_path, monkeypatch) -> None:
-    import torch
     import triton
 
     (tmp_path / "scaled.py").write_text(
