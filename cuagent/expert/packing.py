@@ -1,20 +1,26 @@
 """Put several kernels into one source file if a candidate has many.
 
-A compiler starts once per file, which takes longer than to compile a small kernel, and a build
-takes a limited number of files. Few kernels remain in files of their own: a later candidate then
-compiles only the kernels that differ.
+A compiler starts once per file, which takes longer than to compile a kernel: nvcc 13 takes 2.0 s of
+processor time for one depthwise kernel and 3.3 s for eleven kernels in one file. A build also takes
+a limited number of files. Few kernels have files of their own: a later candidate then compiles only
+the kernels that differ.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from cuagent.expert.kernel import KernelCall
 
+ALONE = 4
+"""Largest number of kernels that all have files of their own."""
+TOGETHER = 8
+"""Number of kernels in a file that is compiled about as quickly as a file of one kernel."""
 MOST_FILES = 16
-"""Largest number of source files of a candidate; they are compiled in parallel."""
+"""Largest number of files with several kernels."""
 TOP_LEVEL = (
     r"\s.*",
     r"",
@@ -35,12 +41,14 @@ def files_of(calls: Iterable[KernelCall]) -> dict[str, str]:
     """
     own = {call.path: call for call in calls}
     files = {path: path for path in own}
-    if len(own) <= MOST_FILES:
+    if len(own) <= ALONE:
         return files
     joined = [path for path, call in own.items() if _may_share(call)]
-    count = max(1, MOST_FILES - (len(own) - len(joined)))
+    alone = len(own) - len(joined)
+    count = max(1, ALONE - alone, math.ceil(len(joined) / TOGETHER))
+    count = min(count, MOST_FILES)
     for start, end in pairwise(len(joined) * k // count for k in range(count + 1)):
-        files |= dict.fromkeys(joined[start:end], joined[start])
+        files |= dict.fromkeys(joined[start:end], joined[start] if end > start else "")
     return files
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from agreement import Imported, assert_agrees  # type: ignore[import-not-found]
@@ -12,7 +13,7 @@ from importing import imported  # type: ignore[import-not-found]
 
 from cuagent import kernels
 from cuagent.expert.options import Options
-from cuagent.expert.packing import MOST_FILES
+from cuagent.expert.packing import ALONE, MOST_FILES, files_of
 from cuagent.expert.search.repairs import repairs
 
 TEXT = """
@@ -23,7 +24,7 @@ class Model(torch.nn.Module):
 def get_inputs(): return [torch.randn(6, 64)]
 def get_init_inputs(): return []
 """
-FEW, MANY = TEXT.format(end=10), TEXT.format(end=43)
+FEW, MANY = TEXT.format(end=6), TEXT.format(end=43)
 
 
 def sources(candidate) -> list[str]:
@@ -32,13 +33,14 @@ def sources(candidate) -> list[str]:
 
 def test_few_kernels_have_a_file_each(generate):
     made = generate(FEW)
+    assert len(made.kernels) == ALONE
     assert sources(made) == [f"kernels/{name}.cu" for name in made.kernels]
 
 
 def test_many_kernels_share_few_files(generate):
     made = generate(MANY)
     assert len(made.kernels) == 41
-    assert len(sources(made)) == MOST_FILES
+    assert len(sources(made)) == 6
     text, launchers = made.files["model_new.py"], []
     for path in sources(made):
         assert made.files[path].count('#include "pointwise_cuda.h"') == 1
@@ -46,6 +48,28 @@ def test_many_kernels_share_few_files(generate):
         for name in launchers[-2:]:
             assert f'{name} = load("{path}").{name}\n' in text
     assert launchers == list(made.kernels)
+
+
+@pytest.mark.parametrize(
+    ("count", "files"), [(4, 4), (5, 4), (40, 5), (113, 15), (300, MOST_FILES)]
+)
+def test_number_of_files_is_limited(count, files):
+    text = 'extern "C" void {0}(float* out, cudaStream_t stream) {{\n}}\n'
+    names = [f"kernel{k}" for k in range(count)]
+    calls = [SimpleNamespace(name=n, path=f"kernels/{n}.cu", text=text.format(n)) for n in names]
+    found = files_of(calls)
+    assert list(found) == [call.path for call in calls]
+    assert len(set(found.values())) == files
+
+
+def test_kernel_with_a_function_of_its_own_has_its_own_file():
+    text = 'extern "C" void {0}(float* out) {{\n}}\n'
+    names = [f"kernel{k}" for k in range(20)]
+    calls = [SimpleNamespace(name=n, path=f"kernels/{n}.cpp", text=text.format(n)) for n in names]
+    calls[7].text = "static inline void help() {\n}\n" + calls[7].text
+    found = files_of(calls)
+    assert [path for path, file in found.items() if file == calls[7].path] == [calls[7].path]
+    assert len(set(found.values())) == 4
 
 
 def test_all_kernels_of_a_file_that_does_not_compile_are_left_to_torch(generate):
@@ -70,7 +94,7 @@ def test_kernel_with_a_similar_name_is_kept(generate):
 @pytest.mark.slow
 def test_shared_files_compile_on_a_cpu_and_agree(make):
     made = make(MANY, "Model", Options(chains=False))
-    assert len(sources(made.candidate)) <= MOST_FILES < len(made.candidate.kernels)
+    assert len(sources(made.candidate)) < len(made.candidate.kernels) / 4
     assert_agrees(made)
 
 
@@ -88,5 +112,5 @@ def test_emulated_kernels_of_shared_files_agree(generate, make, tmp_path, monkey
 @pytest.mark.gpu
 def test_shared_files_compile_for_a_gpu_and_agree(make):
     made: Imported = make(MANY, "Model", Options(), "cuda")
-    assert len(sources(made.candidate)) == MOST_FILES
+    assert len(sources(made.candidate)) == 6
     assert_agrees(made, "cuda")
