@@ -65,10 +65,38 @@ class DeviceLock:
     uses: LockUses = field(default_factory=LockUses, compare=False)
     """Figures of all uses by this process."""
 
+    background: Path | None = None
+    """Lock file between this judge and its own work in the background, on a device that no other
+    process uses. Only exclusive uses acquire it; the work in the background shares it (`beside`).
+    """
+
     @property
     def is_awaited(self) -> bool:
         """True if another process waits for the exclusive lock."""
         return self._asked() is not None
+
+    @property
+    def beside(self) -> DeviceLock:
+        """The lock for this judge's own work in the background, beside the use of this lock."""
+        return self if self.lock is not None else DeviceLock(self.background)
+
+    @property
+    def is_shared(self) -> bool:
+        """True if a process shares the device, or waits until it may."""
+        if self.lock is None:
+            return False
+        with self._sharers.open("a") as sharers:
+            try:
+                fcntl.flock(sharers, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+    @property
+    def _sharers(self) -> Path:
+        """File that every process keeps locked while it shares the device or waits for that."""
+        assert self.lock is not None
+        return self.lock.with_suffix(".sharers")
 
     def _asked(self) -> float | None:
         """Return when the process that waits for the exclusive lock began to wait for those that
@@ -115,7 +143,11 @@ class DeviceLock:
         """Context that acquires the exclusive lock: no other process uses the device."""
         stage = self.durations.current
         with ExitStack() as stack:
-            queue_s, drain_s = self._acquire(stack) if self.lock is not None else (0.0, 0.0)
+            queue_s, drain_s = 0.0, 0.0
+            if self.lock is not None:
+                queue_s, drain_s = self._acquire(stack)
+            elif self.background is not None:
+                stack.enter_context(self.beside.exclusive())
             self.uses.add(
                 stage, exclusive=1, queue_s=queue_s, drain_s=drain_s, drain_longest_s=drain_s
             )
@@ -157,11 +189,12 @@ class DeviceLock:
             finally:
                 stretch.end()
             return
-        with self.lock.open("a") as device:
+        with self.lock.open("a") as device, self._sharers.open("a") as sharers:
             with (
                 self.durations.of(Stage.WAITING),
                 self.lock.with_suffix(".wish").open("a") as wish,
             ):
+                fcntl.flock(sharers, fcntl.LOCK_SH)
                 # Granted when no process holds the device exclusively or waits to do so.
                 fcntl.flock(wish, fcntl.LOCK_EX)
                 fcntl.flock(device, fcntl.LOCK_SH)

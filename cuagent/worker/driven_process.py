@@ -129,7 +129,10 @@ class DrivenProcess:
                 except suspend.SuspendError as error:
                     stopped, self._outside_group = False, set(error.outside_group)
             # Seconds of vain attempts to stop the process count: it computed meanwhile.
-            self._paused, self._paused_at = True, time.monotonic()
+            now = time.monotonic()
+            if self._paused:
+                self._paused_s += now - self._paused_at
+            self._paused, self._paused_at = True, now
         return stopped
 
     def unpause(self) -> None:
