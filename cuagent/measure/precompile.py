@@ -13,6 +13,7 @@ the device. Those are compiled when the rung's process starts.
 from __future__ import annotations
 
 import json
+import os
 import select
 import shutil
 import socket
@@ -45,9 +46,10 @@ TUNED = "max-autotune"
 MANY_OPERATORS = 100
 """Number of nodes of a graph above which several processes compile its kernels. These processes
 take five seconds to start; one process compiles some ten kernels in that time."""
-COMPILERS = 4
-"""Number of compiler processes for a large graph or for autotuning. It is small because other
-problems compile at the same time."""
+COMPILERS, MOST_COMPILERS = 4, 12
+"""Smallest and largest number of compiler processes for a large graph or for autotuning. It is
+small because other problems compile at the same time; half of the processors that were idle are
+used."""
 
 
 def precompile(
@@ -57,13 +59,14 @@ def precompile(
     lock: DeviceLock,
     limit_s: float = COMPILE_S,
     forked: Callable[[Child], None] = lambda _: None,
+    goes_on: Callable[[str], bool] = lambda _: True,
 ) -> list[str]:
     """Compile these rungs; return the names of those whose processes will start quickly.
 
     Rungs that did not finish within `limit_s` seconds are not returned. A failed compilation is
     reported later, when the rung's process starts. `forked` is called with the process that
-    compiles; if that is killed, the rungs that it has finished are returned. Raises
-    ForkServerError.
+    compiles; if that is killed, the rungs that it has finished are returned. `goes_on` is called
+    with each rung that is compiled; False ends the compilation. Raises ForkServerError.
     """
     names = [name for name in rungs if name.partition("+")[0] != EAGER]
     quick = [name for name in rungs if name not in names]
@@ -84,7 +87,10 @@ def precompile(
             if ready:
                 with suppress(BrokenPipeError):  # it was killed
                     send_message(child.channel, {"do": "compile"})
-                quick += _done(child.channel, time.monotonic() + limit_s, lock)
+                for name in _done(child.channel, time.monotonic() + limit_s, lock):
+                    quick.append(name)
+                    if not goes_on(name):
+                        break
     finally:
         fork_server.end(child)
         shutil.rmtree(folder, ignore_errors=True)
@@ -148,6 +154,12 @@ def serve(channel: socket.socket, folder: Path) -> None:
         send_message(channel, {"done": name, "lock": lock.uses.taken()})
 
 
+def _compilers() -> int:
+    """Return the number of compiler processes to start, from the load of the last minute."""
+    idle = len(os.sched_getaffinity(0)) - os.getloadavg()[0]
+    return max(COMPILERS, min(MOST_COMPILERS, int(idle / 2)))
+
+
 def compile_only(model: Any, inputs: Sequence[Any], name: str) -> bool:
     """Compile the first graph of the rung `name` without running it; return True if that succeeded.
 
@@ -168,7 +180,7 @@ def compile_only(model: Any, inputs: Sequence[Any], name: str) -> bool:
 
     def backend(graph: Any, examples: Any) -> NoReturn:
         tunes, operators = TUNED in mode, len(graph.graph.nodes)
-        config.compile_threads = COMPILERS if tunes or operators > MANY_OPERATORS else 1
+        config.compile_threads = _compilers() if tunes or operators > MANY_OPERATORS else 1
         inductor(graph, examples)
         compiled.append(name)
         raise Compiled

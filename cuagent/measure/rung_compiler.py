@@ -1,7 +1,7 @@
 """Compile rungs of one task in advance, on a device that several judges share.
 
-A record timing adds rungs that need autotuning. Their compilation starts in the background as soon
-as an attempt may be the run's result, while further attempts are built and judged. On a device with
+A record timing adds rungs that need autotuning. Their compilation starts in the background of the
+first verification, while attempts are built and judged. On a device with
 one judge the rungs' processes start in the background instead (`timing/ahead.py`).
 """
 
@@ -10,22 +10,77 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Collection
-from concurrent.futures import Future
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Self
 
-from cuagent.arms import COMPILE, GRAPH
+from cuagent.arms import COMPILE, EAGER, GRAPH
 from cuagent.device_lock import DeviceLock
 from cuagent.durations import Stage
 from cuagent.measure.ladder import GRAPHS
-from cuagent.measure.precompile import precompile
+from cuagent.measure.precompile import TUNED, precompile
 from cuagent.task import Device, Task
 from cuagent.worker import ForkServer, ForkServerError
 from cuagent.worker.fork_server import Child
 
 COMPILED_AHEAD_S = 60.0
 """Longest time in seconds that rungs may compile before a record timing."""
+
+
+UNAWAITED_S, LEAST_WAIT_S = 120.0, 15.0
+"""Longest time in seconds that rungs may compile in the background of other work, and the least
+time that a record timing then waits for them."""
+SPLIT_AFTER_S = 5.0
+"""Seconds after which a second process compiles the rungs that a first one has not begun. A small
+graph is compiled by then; one of 700 operators took 50 s for each rung."""
+
+
+def compile_rungs(
+    task: Task,
+    names: Sequence[str],
+    fork_server: ForkServer,
+    lock: DeviceLock,
+    forked: Callable[[Child], None] = lambda _: None,
+    compiled: Callable[[str], None] = lambda _: None,
+    limit_s: float | None = None,
+) -> tuple[str, ...]:
+    """Compile rungs in one process, or in two if they take long (`SPLIT_AFTER_S`); return those
+    that are compiled, and those that need no compiler.
+
+    `forked` is called with each process, and `compiled` with each rung when it is done. Both are
+    called in any thread. Each process ends after `limit_s` seconds, by default `COMPILED_AHEAD_S`.
+    Raises ForkServerError.
+    """
+    left = [name for name in names if name.partition("+")[0] != EAGER]
+    changing = threading.Lock()
+    given: list[str] = []
+
+    def goes_on(name: str) -> bool:
+        compiled(name)
+        with changing:
+            if name in left:
+                left.remove(name)
+            return bool(left)
+
+    def compile_in_one(names: Sequence[str], goes_on: Callable[[str], bool]) -> list[str]:
+        most_s = COMPILED_AHEAD_S if limit_s is None else limit_s
+        return precompile(task, tuple(names), fork_server, lock, most_s, forked, goes_on)
+
+    def in_second(name: str) -> bool:
+        compiled(name)
+        return True
+
+    with ThreadPoolExecutor(1) as thread:
+        first = thread.submit(compile_in_one, names, goes_on)
+        wait([first], SPLIT_AFTER_S)
+        with changing:
+            if not first.done() and not any(TUNED in name for name in left):
+                given, left[1:] = left[1:], []
+        second = compile_in_one(given, in_second) if given else []
+        found = {*first.result(), *second}
+    return tuple(name for name in names if name in found)
 
 
 class RungCompiler:
@@ -37,7 +92,11 @@ class RungCompiler:
     ) -> None:
         self._task, self._fork_server, self._lock = task, fork_server, device_lock
         self._large = large
-        self._begun: Future[tuple[str, ...]] | None = None
+        self._begun: list[Future[tuple[str, ...]]] = []
+        self._began = 0.0
+        """Time of the monotonic clock at which the compilation in the background began."""
+        self._children: list[Child] = []
+        self._ready: list[str] = []
 
     def compile(self, names: tuple[str, ...], compiled: Collection[str] = ()) -> tuple[str, ...]:
         """Compile rungs; return those whose processes start in seconds afterwards.
@@ -49,33 +108,60 @@ class RungCompiler:
         # A graph that cuagent captures needs no other code.
         done = [name for name in names if name.removesuffix(f"+{GRAPH}") in compiled]
         left = tuple(name for name in names if name not in done)
-        found = precompile(self._task, left, self._fork_server, self._lock, COMPILED_AHEAD_S)
-        return (*done, *found)
+        return (*done, *compile_rungs(self._task, left, self._fork_server, self._lock))
 
     def begin(self, names: tuple[str, ...]) -> None:
-        """Start to compile rungs in the background; a second call does nothing."""
-        if not names or self._begun is not None or self._lock.lock is None:
+        """Start to compile rungs in the background; a second call does nothing.
+
+        Rungs with autotuning take longest, so another process compiles the rest meanwhile.
+        """
+        if not names or self._begun or self._lock.lock is None:
             return
-        begun = self._begun = Future[tuple[str, ...]]()
+        tuned = tuple(name for name in names if TUNED in name)
+        groups = [tuned, tuple(name for name in names if name not in tuned)]
+        self._began = time.monotonic()
+        self._begun = [self._begin(group) for group in groups if group]
+
+    def _begin(self, names: tuple[str, ...]) -> Future[tuple[str, ...]]:
+        begun = Future[tuple[str, ...]]()
 
         def work() -> None:
             try:
-                begun.set_result(self.compile(names))
+                begun.set_result(
+                    names
+                    if self._large
+                    else compile_rungs(
+                        *(self._task, names, self._fork_server, self._lock),
+                        *(self._children.append, self._ready.append, UNAWAITED_S),
+                    )
+                )
             except ForkServerError as error:
                 begun.set_exception(error)
 
         # A daemon, because a run may end before the compilers do.
         threading.Thread(target=work, daemon=True).start()
+        return begun
+
+    @property
+    def ready(self) -> tuple[str, ...]:
+        """The rungs that are compiled so far; the compilation may go on in the background."""
+        return tuple(self._ready)
 
     def compiled(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """Return those of `names` that are compiled, after waiting for a compilation in the
         background.
 
-        Compiles them now if `begin` was not called. Raises ForkServerError.
+        It waits until `COMPILED_AHEAD_S` seconds after the compilation began, and at least
+        `LEAST_WAIT_S`. Compiles the rungs now if `begin` was not called. Raises ForkServerError.
         """
-        if self._begun is None:
+        if not self._begun:
             return self.compile(names)
-        ready = self._begun.result()
+        left_s = self._began + COMPILED_AHEAD_S - time.monotonic()
+        wait(self._begun, max(LEAST_WAIT_S, left_s))
+        for child in self._children if not all(begun.done() for begun in self._begun) else ():
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)  # its thread then ends
+        ready = {name for begun in self._begun for name in begun.result()}
         return tuple(name for name in names if name in ready)
 
 
@@ -95,8 +181,8 @@ class EarlyCompilation:
         self._lock = DeviceLock(device_lock.lock, uses=device_lock.uses)
         self._compiled: tuple[str, ...] = ()
         self._changing = threading.Lock()
-        """Lock held while `_child` or `_ended` changes."""
-        self._child: Child | None = None
+        """Lock held while `_children` or `_ended` changes."""
+        self._children: list[Child] = []
         self._ended = False
         self._thread = threading.Thread(target=self._compile, daemon=True)
 
@@ -121,26 +207,19 @@ class EarlyCompilation:
         names = (COMPILE, GRAPHS) if self._task.device is Device.CUDA else (COMPILE,)
         # A fork server that died is reported by whoever uses it next.
         with suppress(ForkServerError):
-            self._compiled = tuple(
-                precompile(
-                    self._task,
-                    names,
-                    self._fork_server,
-                    self._lock,
-                    COMPILED_AHEAD_S,
-                    self._forked,
-                )
+            self._compiled = compile_rungs(
+                self._task, names, self._fork_server, self._lock, self._forked
             )
         seconds = self._lock.durations.seconds(Stage.COMPILING_AHEAD)
         self._durations.add(Stage.COMPILING_AHEAD, seconds)
 
     def _forked(self, child: Child) -> None:
         with self._changing:
-            self._child = child
+            self._children.append(child)
             if self._ended:
                 self._kill()
 
     def _kill(self) -> None:
-        if self._child is not None and self._thread.is_alive():
+        for child in self._children if self._thread.is_alive() else ():
             with suppress(ProcessLookupError):
-                os.killpg(self._child.pid, signal.SIGKILL)
+                os.killpg(child.pid, signal.SIGKILL)

@@ -189,6 +189,55 @@ def test_tuning_keeps_the_device_between_close_measurements_for_a_bounded_time(
         pass
 
 
+def test_those_that_share_the_device_get_a_turn_after_a_long_tuning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else an attempt of the same problem gets the device for a moment only."""
+    monkeypatch.setattr(tuning_lock, "LONGEST_S", 0.0)
+    monkeypatch.setattr(tuning_lock, "TURN_S", 600.0)
+    lock, gave_way = DeviceLock(tmp_path / "lock"), threading.Event()
+    tuning = TuningLock(lock)
+    with tuning.use():
+        pass
+    with tuning.use():  # nobody wants the device, so it is not kept free
+        pass
+    work_s = 1.0
+    with DeviceLock(lock.lock).shared() as give_way:
+        used = threading.Thread(target=lambda: tuning.use().__enter__(), daemon=True)
+        used.start()
+        begun = time.monotonic()
+        while time.monotonic() - begun < work_s:
+            if lock.is_awaited:
+                gave_way.set()
+                give_way()
+            time.sleep(0.01)
+        assert not gave_way.is_set()
+    used.join(60)
+    assert not used.is_alive(), "the turn did not end with the work"
+
+
+def test_rungs_that_compile_slowly_get_a_second_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once, asked = threading.Barrier(2, timeout=60), list[tuple[str, ...]]()
+
+    def compiles(_: object, names: Sequence[str], *more: Any) -> list[str]:
+        asked.append(tuple(names))
+        at_once.wait()  # both processes compile at the same time
+        goes_on = more[-1]
+        rungs = [name for name in names if name != "eager"]
+        count = next((n for n, name in enumerate(rungs, 1) if not goes_on(name)), len(rungs))
+        return ["eager", *rungs[:count]]
+
+    monkeypatch.setattr(rung_compiler, "precompile", compiles)
+    monkeypatch.setattr(rung_compiler, "SPLIT_AFTER_S", 0.05)
+    nothing: Any = None
+    seen: list[str] = []
+    names = ("eager", "compile", "reduce-overhead", "compile+tf32")
+    found = rung_compiler.compile_rungs(nothing, names, nothing, DeviceLock(), compiled=seen.append)
+    assert asked == [names, ("reduce-overhead", "compile+tf32")]
+    assert found == names
+    assert sorted(seen) == sorted(names[1:]), "each rung is compiled once"
+
+
 def test_rungs_that_are_compiled_are_not_compiled_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
