@@ -147,7 +147,7 @@ class Timer:
         OracleLost or ForkServerError. On a shared device it gives `sharing` (from
         `opening`) away while these open. Nothing is prewarmed for a large task.
         """
-        if self.referee.large:
+        if self.referee.crowded:
             return _open_nothing
         self._set_baselines(baselines)
         if attempt is None:
@@ -167,7 +167,7 @@ class Timer:
         """
         self._candidate.discard()
         self._set_baselines(baselines)
-        if self.referee.large:
+        if self.referee.crowded:
             self.close()
         elif self.shared_device:
             self._baselines.end(EAGER)
@@ -185,16 +185,30 @@ class Timer:
 
     def keep(self, baselines: Sequence[str]) -> None:
         """Let the processes of these baselines stay open even while others are timed."""
-        self._baselines.keep(() if self.referee.large else baselines)
+        self._baselines.keep(() if self.referee.crowded else baselines)
 
-    def open_ahead(self, baselines: Sequence[str]) -> None:
+    def open_ahead(self, baselines: Sequence[str], *, shared: bool = False) -> None:
         """Start to open baselines in the background.
 
-        Does nothing for a large task, nor on a shared device, where another judge may be timing.
+        Does nothing for a large task, whose only set of outputs another process may be using. On a
+        shared device, where another judge may be timing, it does nothing without `shared`. With it,
+        the processes stop while a timing has the device, and none starts if the free memory does
+        not suffice for a timing of all open models.
         """
         names = [name for name in baselines if name != EAGER]
-        if names and not self.referee.large and not self.shared_device:
+        if not names or self.referee.large or (self.shared_device and not shared):
+            return
+        room = self.referee.room
+        most = room.timing(len({*names, *self.baselines, *self.opened()}) + 1)
+        if not shared or most <= room.available(self.device.value):
             self._baselines.open_ahead(names)
+
+    def open_for_record(self, baselines: Sequence[str]) -> None:
+        """Start to open fresh processes of these baselines for a record timing, in the background.
+
+        Only where baselines open at the same time, and if the memory suffices.
+        """
+        self._runner.open_for_record(baselines)
 
     @contextmanager
     def untimed(self, baselines: Sequence[str]) -> Iterator[dict[str, TimedArm]]:
@@ -254,9 +268,11 @@ class Timer:
         """Wait until the baselines to be timed are open, then return a context in which none opens.
 
         Acquire a device lock before entering the context: a process that is stopped by it may hold
-        the lock.
+        the lock. On a shared device the processes in the background are stopped by then, so they
+        are not waited for.
         """
-        self._baselines.await_opening()
+        if not self.shared_device:
+            self._baselines.await_opening()
         return self._baselines.paused()
 
     def opening_paused(self, needed: Sequence[str]) -> AbstractContextManager[None]:
@@ -327,6 +343,8 @@ class Timer:
                     self._baselines.end(rounds.process_to_replace)
         except SessionEnded as ended:
             failed = str(ended)
+        finally:
+            self._baselines.end_spares()
         seconds = time.perf_counter() - started
         return self._timing(rounds, subject, effort, failed, seconds, every_baseline)
 
