@@ -13,8 +13,8 @@ from cuagent.agent.run import Run
 from cuagent.agent.stop import Stop
 from cuagent.agent.wording import ladder_text
 from cuagent.arms import EAGER
-from cuagent.durations import Stage
-from cuagent.events import Phase
+from cuagent.durations import Durations, Stage
+from cuagent.events import Emit, Phase
 from cuagent.message import Message
 from cuagent.models.model import Model
 from cuagent.task import Device
@@ -51,13 +51,19 @@ def start_at_ladder(run: Run, model: Model) -> None:
     """
     if run.ladder is not None:
         return
-    if (prepare := getattr(model, "prepare", None)) is not None:
-        run.emit(Phase(f"preparing {model.name} while torch.compile works"))
-        with run.durations.of(Stage.GENERATION):
-            prepare()
+    prepare(model, run.emit, run.durations)
     run.emit(Phase("timing the ladder: the options that need no kernel"))
     ladder = measure_ladder(run)
     run.add(Message("user", ladder_text(ladder), data=bounds_of(ladder)))
+
+
+def prepare(model: Model, emit: Emit, durations: Durations) -> None:
+    """Let a model that can prepare itself do so, while torch.compile works; a second call is
+    quick."""
+    if (prepared := getattr(model, "prepare", None)) is not None:
+        emit(Phase(f"preparing {model.name} while torch.compile works"))
+        with durations.of(Stage.GENERATION):
+            prepared()
 
 
 def bounds_of(ladder: Ladder) -> dict[str, Any]:

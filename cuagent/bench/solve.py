@@ -12,6 +12,7 @@ import json
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.agent import HOOKS, TOOLS, Budget, Run, Stop, run_agent, start_at_ladder, start_run
 from cuagent.agent.conclude import summarize
+from cuagent.agent.ladder import prepare
 from cuagent.bench.certificates import Certification, certify
 from cuagent.bench.figures import arithmetic_seconds, figures
 from cuagent.bench.memory import size_of
@@ -45,6 +47,7 @@ from cuagent.worker.memory.cuda_ipc import CudaMemoryError
 
 if TYPE_CHECKING:
     from cuagent.agent.tools import Tool
+    from cuagent.models.model import Model
 
 Report = Callable[[dict[str, Any]], None]
 """Function that receives progress: {"phase": text} or {"attempts": number, "best": ratio over
@@ -175,35 +178,65 @@ def _solved(
     settings = order.settings
     task = load_task(order.path, device=settings.device, precision=settings.precision)
     found |= {"task": task.digest, "device": _describe(task)}
-    kernels_only = settings.rules is Rules.KERNELS_ONLY
     emit = _reporter(report)
     with (
         _started(task) if given is None else nullcontext(given) as fork_server,
         _memory(order, task, fork_server, lock, emit) as is_large,
         # While the GPU certifies and opens the task, the processors are free.
         nullcontext() if is_large else EarlyCompilation(task, fork_server, lock) as compilation,
+        ThreadPoolExecutor(1) as threads,
     ):
         emit(Phase("certifying"))
-        with lock.durations.of(Stage.CERTIFYING), lock.shared() as give_way:
-            try:
-                certification = certify(task, fork_server, lock=lock.lock, give_way=give_way)
-            except TaskError as error:  # the judge reports a reference that cannot run
-                certification = Certification((), "not certified", 0, (str(error),))
-        found |= {"certification": certification.to_json()}
+        certifying = threads.submit(_certified, task, fork_server, lock)
+        if is_large:  # the memory may not hold both
+            certifying.result()
         emit(Phase("opening"))
-        with LocalJudge(
-            task,
-            settings.isolation,  # type: ignore[arg-type]
-            emit,
-            fork_server=fork_server,
-            device_lock=lock,
-            kernels_only=kernels_only,
-        ) as judge:
-            admission = judge.admission()
-            if not admission.certifiable:
-                return Status("not certifiable", admission.refusal)
-            judge.prepare_ladder(() if compilation is None else compilation.done())
-            return _optimized(order, task, judge, emit, found, certification)
+        try:
+            return _judged(order, task, (fork_server, lock), emit, found, certifying, compilation)
+        finally:
+            if certifying.exception() is None:
+                found |= {"certification": certifying.result().to_json()}
+
+
+def _judged(
+    order: Order,
+    task: Task,
+    opened: tuple[ForkServer, DeviceLock],
+    emit: Emit,
+    found: Record,
+    certifying: Future[Certification],
+    compilation: EarlyCompilation | None,
+) -> Status:
+    """Open the judge of a problem and optimize it, while its certification and the compilation of
+    the first rungs (None for a large task) end in the background. Return the status."""
+    fork_server, lock = opened
+    with LocalJudge(
+        task,
+        order.settings.isolation,  # type: ignore[arg-type]
+        emit,
+        fork_server=fork_server,
+        device_lock=lock,
+        kernels_only=order.settings.rules is Rules.KERNELS_ONLY,
+    ) as judge:
+        admission = judge.admission()
+        certification = certifying.result()
+        if not admission.certifiable:
+            return Status("not certifiable", admission.refusal)
+        model = _model(order, task)
+        judge.prepare_ladder(
+            tuple if compilation is None else compilation.done,
+            lambda: prepare(model, emit, lock.durations),
+        )
+        return _optimized(order, task, judge, model, emit, found, certification)
+
+
+def _certified(task: Task, fork_server: ForkServer, lock: DeviceLock) -> Certification:
+    """Certify the task, while the judge opens it in another thread."""
+    with lock.durations.of(Stage.CERTIFYING), lock.shared() as give_way:
+        try:
+            return certify(task, fork_server, lock=lock.lock, give_way=give_way)
+        except TaskError as error:  # the judge reports a reference that cannot run
+            return Certification((), "not certified", 0, (str(error),))
 
 
 def _started(task: Task) -> ForkServer:
@@ -233,23 +266,28 @@ def _memory(
         yield size.is_large
 
 
-def _optimized(
-    order: Order,
-    task: Task,
-    judge: LocalJudge,
-    emit: Emit,
-    found: Record,
-    certification: Certification,
-) -> Status:
-    settings = order.settings
+def _model(order: Order, task: Task) -> Model:
     model = make_model(
-        settings.model,
+        order.settings.model,
         task=task,
         endpoints=endpoints_of(order.endpoints or {}),
         prices=prices_of(order.prices or {}),
     )
     if isinstance(model, ExpertModel):
         model.explains = False
+    return model
+
+
+def _optimized(
+    order: Order,
+    task: Task,
+    judge: LocalJudge,
+    model: Model,
+    emit: Emit,
+    found: Record,
+    certification: Certification,
+) -> Status:
+    settings = order.settings
     tools = _tools()
     run = start_run(
         task,
