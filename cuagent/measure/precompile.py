@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from cuagent.arms import EAGER
 from cuagent.device_lock import DeviceLock, Sharing
@@ -52,20 +52,32 @@ small because other problems compile at the same time; half of the processors th
 used."""
 
 
+class Listed(Protocol):
+    """List of the processes that compile now, which another thread may kill."""
+
+    def add(self, child: Child) -> None:
+        """Note a process that has started."""
+        ...
+
+    def remove(self, child: Child) -> None:
+        """Note a process that will be ended."""
+        ...
+
+
 def precompile(
     task: Task,
     rungs: Sequence[str],
     fork_server: ForkServer,
     lock: DeviceLock,
     limit_s: float = COMPILE_S,
-    forked: Callable[[Child], None] = lambda _: None,
+    listed: Listed | None = None,
     goes_on: Callable[[str], bool] = lambda _: True,
 ) -> list[str]:
     """Compile these rungs; return the names of those whose processes will start quickly.
 
     Rungs that did not finish within `limit_s` seconds are not returned. A failed compilation is
-    reported later, when the rung's process starts. `forked` is called with the process that
-    compiles; if that is killed, the rungs that it has finished are returned. `goes_on` is called
+    reported later, when the rung's process starts. The process that compiles is in `listed`;
+    if it is killed, the rungs that it has finished are returned. `goes_on` is called
     with each rung that is compiled; False ends the compilation. Raises ForkServerError.
     """
     names = [name for name in rungs if name.partition("+")[0] != EAGER]
@@ -79,7 +91,8 @@ def precompile(
     with lock.durations.of(Stage.OPENING_ARMS), lock.shared() as sharing:
         environment = compiled_graphs() | ONE_QUEUE
         child = fork_server.fork("cuagent.measure.precompile", folder, environment)
-        forked(child)
+        if listed is not None:
+            listed.add(child)
         ready = _ready(fork_server, child, sharing)
     tunes = any(TUNED in name for name in names)
     try:
@@ -92,6 +105,8 @@ def precompile(
                     if not goes_on(name):
                         break
     finally:
+        if listed is not None:
+            listed.remove(child)
         fork_server.end(child)
         shutil.rmtree(folder, ignore_errors=True)
     return quick

@@ -29,12 +29,47 @@ COMPILED_AHEAD_S = 60.0
 """Longest time in seconds that rungs may compile before a record timing."""
 
 
-UNAWAITED_S, LEAST_WAIT_S = 120.0, 15.0
-"""Longest time in seconds that rungs may compile in the background of other work, and the least
-time that a record timing then waits for them."""
+UNAWAITED_S, AWAITED_S, LEAST_WAIT_S = 120.0, 75.0, 15.0
+"""Longest time in seconds that rungs may compile in the background of other work, the seconds after
+their begin until which a record timing waits for them, and the least time that it waits. They have
+more time than `COMPILED_AHEAD_S`, because autotuning gives the device up while others work."""
 SPLIT_AFTER_S = 5.0
 """Seconds after which a second process compiles the rungs that a first one has not begun. A small
 graph is compiled by then; one of 700 operators took 50 s for each rung."""
+
+
+class Compilers:
+    """The processes that compile rungs now. `end` kills them, and those that start later."""
+
+    def __init__(self) -> None:
+        self._children: list[Child] = []
+        self._ended = False
+        self._changing = threading.Lock()
+        """Mutex of the fields above. It is held while a process is killed: until it is removed, no
+        other process gets its id."""
+
+    def add(self, child: Child) -> None:
+        """Note a process that has started."""
+        with self._changing:
+            self._children.append(child)
+            if self._ended:
+                self._kill(child)
+
+    def remove(self, child: Child) -> None:
+        """Note that a process will be ended by the thread that waits for it."""
+        with self._changing:
+            self._children.remove(child)
+
+    def end(self) -> None:
+        """Kill all processes; the threads that wait for them then return."""
+        with self._changing:
+            self._ended = True
+            for child in self._children:
+                self._kill(child)
+
+    def _kill(self, child: Child) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
 
 
 def compile_rungs(
@@ -42,16 +77,16 @@ def compile_rungs(
     names: Sequence[str],
     fork_server: ForkServer,
     lock: DeviceLock,
-    forked: Callable[[Child], None] = lambda _: None,
+    compilers: Compilers | None = None,
     compiled: Callable[[str], None] = lambda _: None,
     limit_s: float | None = None,
 ) -> tuple[str, ...]:
     """Compile rungs in one process, or in two if they take long (`SPLIT_AFTER_S`); return those
     that are compiled, and those that need no compiler.
 
-    `forked` is called with each process, and `compiled` with each rung when it is done. Both are
-    called in any thread. Each process ends after `limit_s` seconds, by default `COMPILED_AHEAD_S`.
-    Raises ForkServerError.
+    `compilers` lists the processes meanwhile. `compiled` is called with each rung when it is done,
+    in any thread. Each process ends after `limit_s` seconds, by default `COMPILED_AHEAD_S`. Raises
+    ForkServerError.
     """
     left = [name for name in names if name.partition("+")[0] != EAGER]
     changing = threading.Lock()
@@ -66,7 +101,8 @@ def compile_rungs(
 
     def compile_in_one(names: Sequence[str], goes_on: Callable[[str], bool]) -> list[str]:
         most_s = COMPILED_AHEAD_S if limit_s is None else limit_s
-        return precompile(task, tuple(names), fork_server, lock, most_s, forked, goes_on)
+        listed = compilers or Compilers()
+        return precompile(task, tuple(names), fork_server, lock, most_s, listed, goes_on)
 
     def in_second(name: str) -> bool:
         compiled(name)
@@ -95,7 +131,7 @@ class RungCompiler:
         self._begun: list[Future[tuple[str, ...]]] = []
         self._began = 0.0
         """Time of the monotonic clock at which the compilation in the background began."""
-        self._children: list[Child] = []
+        self._compilers = Compilers()
         self._ready: list[str] = []
 
     def compile(self, names: tuple[str, ...], compiled: Collection[str] = ()) -> tuple[str, ...]:
@@ -132,7 +168,7 @@ class RungCompiler:
                     if self._large
                     else compile_rungs(
                         *(self._task, names, self._fork_server, self._lock),
-                        *(self._children.append, self._ready.append, UNAWAITED_S),
+                        *(self._compilers, self._ready.append, UNAWAITED_S),
                     )
                 )
             except ForkServerError as error:
@@ -151,16 +187,14 @@ class RungCompiler:
         """Return those of `names` that are compiled, after waiting for a compilation in the
         background.
 
-        It waits until `COMPILED_AHEAD_S` seconds after the compilation began, and at least
-        `LEAST_WAIT_S`. Compiles the rungs now if `begin` was not called. Raises ForkServerError.
+        It waits until `AWAITED_S` seconds after the compilation began, and at least `LEAST_WAIT_S`.
+        Compiles the rungs now if `begin` was not called. Raises ForkServerError.
         """
         if not self._begun:
             return self.compile(names)
-        left_s = self._began + COMPILED_AHEAD_S - time.monotonic()
+        left_s = self._began + AWAITED_S - time.monotonic()
         wait(self._begun, max(LEAST_WAIT_S, left_s))
-        for child in self._children if not all(begun.done() for begun in self._begun) else ():
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)  # its thread then ends
+        self._compilers.end()
         ready = {name for begun in self._begun for name in begun.result()}
         return tuple(name for name in names if name in ready)
 
@@ -180,10 +214,7 @@ class EarlyCompilation:
         # Other stages go on meanwhile, so only the compilation's seconds count.
         self._lock = DeviceLock(device_lock.lock, uses=device_lock.uses)
         self._compiled: tuple[str, ...] = ()
-        self._changing = threading.Lock()
-        """Lock held while `_children` or `_ended` changes."""
-        self._children: list[Child] = []
-        self._ended = False
+        self._compilers = Compilers()
         self._thread = threading.Thread(target=self._compile, daemon=True)
 
     def done(self) -> tuple[str, ...]:
@@ -198,9 +229,7 @@ class EarlyCompilation:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._changing:
-            self._ended = True
-            self._kill()
+        self._compilers.end()
         self.done()
 
     def _compile(self) -> None:
@@ -208,18 +237,7 @@ class EarlyCompilation:
         # A fork server that died is reported by whoever uses it next.
         with suppress(ForkServerError):
             self._compiled = compile_rungs(
-                self._task, names, self._fork_server, self._lock, self._forked
+                self._task, names, self._fork_server, self._lock, self._compilers
             )
         seconds = self._lock.durations.seconds(Stage.COMPILING_AHEAD)
         self._durations.add(Stage.COMPILING_AHEAD, seconds)
-
-    def _forked(self, child: Child) -> None:
-        with self._changing:
-            self._children.append(child)
-            if self._ended:
-                self._kill()
-
-    def _kill(self) -> None:
-        for child in self._children if self._thread.is_alive() else ():
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)

@@ -4,7 +4,8 @@ Autotuning measures hundreds of kernels for some 50 ms each, with compilation in
 each measurement would wait for the device hundreds of times. A lock for the whole autotuning would
 keep the device idle while kernels compile: three networks that autotuned at the same time stopped
 all timings for 110 s (H100). So the lock is kept between measurements in quick succession, and
-released after `IDLE_S` without a measurement, or after `LONGEST_S`.
+released after `IDLE_S` without a measurement, or after `LONGEST_S` if another process waits. Those
+that share the device then get a turn of `TURN_S`.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ IDLE_S = 0.3
 """Seconds without a measurement after which the device is released. Others that wait lose this time
 once; to get the device back costs about 2.5 s with four problems on an H200, in which all others
 are stopped."""
-LONGEST_S = 3.0
-"""Longest time in seconds before the device is released between two measurements, so that others
-get it."""
-TURN_S = 3.0
+LONGEST_S = 1.0
+"""Time in seconds after which the device is released between two measurements, if another process
+waits for it."""
+TURN_S = 2.0
 """Longest time in seconds for which processes that share the device then keep it. Without it they
 got 0.3 s of every 6 s: the building of one attempt at VGG16 waited 37 of 65 s (H200)."""
 POLL_S = 0.05
@@ -66,9 +67,13 @@ class TuningLock:
                 yield
             finally:
                 self._last_use = time.monotonic()
-                if self._last_use - self._since > LONGEST_S:
+                if self._last_use - self._since > LONGEST_S and self._is_wanted():
                     self._release()
                     self._turn_ends = self._last_use + TURN_S
+
+    def _is_wanted(self) -> bool:
+        """Return True if a process waits for the device, to use it alone or to share it."""
+        return self._lock.is_awaited or self._lock.is_shared
 
     def release(self) -> None:
         """Release the device now, if no use is in progress: no measurement follows soon."""

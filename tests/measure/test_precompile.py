@@ -195,25 +195,43 @@ def test_those_that_share_the_device_get_a_turn_after_a_long_tuning(
     """Else an attempt of the same problem gets the device for a moment only."""
     monkeypatch.setattr(tuning_lock, "LONGEST_S", 0.0)
     monkeypatch.setattr(tuning_lock, "TURN_S", 600.0)
-    lock, gave_way = DeviceLock(tmp_path / "lock"), threading.Event()
+    lock, gave_way, done = DeviceLock(tmp_path / "lock"), threading.Event(), threading.Event()
+
+    def work() -> None:
+        with DeviceLock(lock.lock).shared() as give_way:
+            begun = time.monotonic()
+            while time.monotonic() - begun < 1.0:
+                if lock.is_awaited:
+                    gave_way.set()
+                    give_way()
+                time.sleep(0.01)
+            done.set()
+
     tuning = TuningLock(lock)
     with tuning.use():
-        pass
-    with tuning.use():  # nobody wants the device, so it is not kept free
-        pass
-    work_s = 1.0
-    with DeviceLock(lock.lock).shared() as give_way:
-        used = threading.Thread(target=lambda: tuning.use().__enter__(), daemon=True)
-        used.start()
-        begun = time.monotonic()
-        while time.monotonic() - begun < work_s:
-            if lock.is_awaited:
-                gave_way.set()
-                give_way()
+        sharing = threading.Thread(target=work)
+        sharing.start()
+        while not lock.is_shared:
             time.sleep(0.01)
-        assert not gave_way.is_set()
-    used.join(60)
-    assert not used.is_alive(), "the turn did not end with the work"
+        assert not done.is_set()
+    with tuning.use():
+        assert done.is_set(), "it took the device back at once"
+    sharing.join(60)
+    assert not gave_way.is_set()
+
+
+def test_tuning_keeps_the_device_while_nobody_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning_lock, "LONGEST_S", 0.0)
+    monkeypatch.setattr(tuning_lock, "IDLE_S", 600.0)
+    lock = DeviceLock(tmp_path / "lock")
+    tuning = TuningLock(lock)
+    for _ in range(3):
+        with tuning.use():
+            pass
+    assert lock.uses.to_json()["other"]["exclusive"] == 1
+    tuning.release()
 
 
 def test_rungs_that_compile_slowly_get_a_second_process(monkeypatch: pytest.MonkeyPatch) -> None:
