@@ -17,11 +17,12 @@ class Stage(StrEnum):
     """Part of the work on one task, whose duration is measured separately."""
 
     CERTIFYING = "certifying"
-    """Tests if a benchmark's problem has a trivial answer."""
+    """Tests if a benchmark's problem has a trivial answer. They run beside `OPENING`."""
     OPENING = "opening"
     """Starting the trusted processes, and describing and examining the task."""
     GENERATION = "generation"
-    """Waiting for the model's replies; for the expert: capturing the graph and generating code."""
+    """Waiting for the model's replies; for the expert: capturing the graph and generating code. In
+    a benchmark the graph is captured while rungs compile."""
     BUILDING = "building"
     """Compiling an attempt's sources."""
     VERIFYING = "verifying"

@@ -58,7 +58,8 @@ class LockUses:
         """`outside`: name for uses outside of any stage."""
         self.outside = outside
         self.shared_s = self.exclusive_s = 0.0
-        """Seconds for which this process held the lock, without those of other processes."""
+        """Seconds for which this process held the lock, summed over its threads, without those of
+        other processes."""
         self._stages: dict[str, Uses] = {}
         self._lock = threading.Lock()
 

@@ -63,13 +63,14 @@ def test_a_problem_on_a_shared_device(tmp_path: Path, monkeypatch: pytest.Monkey
         assert stages[f"{stage}_s"] >= 0, stage
     for stage in ("opening_arms", "ladder", "quick_timing", "record_timing", "compiling_ahead"):
         assert stages[f"{stage}_s"] > 0, stage
-    background = stages["compiling_ahead_s"] + stages.get("autotuning_s", 0)
+    beside = ("compiling_ahead_s", "autotuning_s", "certifying_s", "generation_s")
+    background = sum(stages.get(stage, 0) for stage in beside)
     assert sum(stages.values()) - background < held["total_s"] + 1, "a second counted twice"
     sampled = sum(stages[f"{stage}_s"] for stage in ("ladder", "quick_timing", "record_timing"))
     assert held["timing_s"] < sampled + stages["profiling_s"] + 5, "the device was held for longer"
     assert held["timing_s"] > 0
     assert held["shared_s"] > 0
-    assert held["timing_s"] + held["shared_s"] + held["waiting_s"] < held["total_s"]
+    assert held["timing_s"] + held["waiting_s"] < held["total_s"]
     uses = record["lock"]
     assert uses["certifying"]["longest_s"] > 0
     assert uses["quick_timing"]["exclusive"] >= 1
