@@ -130,7 +130,7 @@ def checked(case: Case, record: dict[str, Any]) -> None:
                 if candidate is None or files in known:
                     continue
                 known.add(files)
-                result = _result(case, candidate, Path(folder), reference, inputs)
+                result = _result(case, candidate, task, reference, inputs)
                 kernel_names = list(candidate.kernels)
                 record["results"].append({"change": change, **result, "kernels": kernel_names})
 
@@ -192,19 +192,20 @@ def _choices(subject: Subject, case: Case) -> Iterator[tuple[Options, str]]:
 def _result(
     case: Case,
     candidate: Candidate,
-    folder: Path,
+    path: Path,
     reference: torch.nn.Module,
     inputs: list[Any],
 ) -> dict[str, Any]:
-    """Return the result of a candidate: the reason why it is wrong, or "", and its errors."""
-    made = folder / hashlib.sha256(str(sorted(candidate.files.items())).encode()).hexdigest()[:16]
+    """Return the result of a candidate of the task in `path`: the reason why it is wrong, or "",
+    and its errors."""
+    made = path.parent / hashlib.sha256(str(sorted(candidate.files.items())).encode()).hexdigest()[:16]
     for name, content in candidate.files.items():
         (made / name).parent.mkdir(parents=True, exist_ok=True)
         (made / name).write_text(content, "utf-8")
     result: dict[str, Any] = {"wrong": "", "ratio": 0.0}
     try:
         module = imported(made / "model_new.py")
-        task = imported(next(folder.glob("task_*.py")))
+        task = imported(path)
         new = module.ModelNew(*task.get_init_inputs()).eval()
         new.load_state_dict(reference.state_dict())
         _compare(case, candidate, new, reference, inputs, result)
