@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import signal
 import sys
 import tempfile
@@ -39,7 +40,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "expert"))
 
-from emulated_case import Case, checked, warm_up
+from emulated_case import Case, TimeLimit, checked, warm_up
 from reduced_tasks import SIZES
 
 CONFIGURATIONS = ("match", "fp32", "bfloat16", "float16")
@@ -110,14 +111,16 @@ def _child(case: Case, path: str, limit: int) -> None:
     started = time.process_time()
 
     def stop(*_: Any) -> None:
-        raise TimeoutError(f"not computed in {limit} s of processor time")
+        raise TimeLimit(f"not computed in {limit} s of processor time")
 
     signal.signal(signal.SIGPROF, stop)
     signal.setitimer(signal.ITIMER_PROF, limit)
+    # Emulated kernels do not return to Python before they end.
+    resource.setrlimit(resource.RLIMIT_CPU, (2 * limit, 2 * limit + 5))
     record = case.record()
     try:
         checked(case, record)
-    except Exception as error:  # noqa: BLE001 - the module is foreign code
+    except (Exception, TimeLimit) as error:  # noqa: BLE001 - the module is foreign code
         record["error"] = f"{type(error).__name__}: {error}"[:300]
         record["traceback"] = traceback.format_exc()[-1500:]
     record["seconds"] = round(time.process_time() - started, 1)

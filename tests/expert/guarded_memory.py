@@ -40,7 +40,7 @@ class Guards:
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a copy between bands, with the same strides; an empty tensor, or one whose
         elements overlap, is returned as it is."""
-        if tensor.numel() == 0 or not torch._debug_has_internal_overlap(tensor) == 0:
+        if tensor.numel() == 0 or torch._debug_has_internal_overlap(tensor) != 0:
             return tensor
         return self.strided(tensor.shape, tensor.stride(), tensor.dtype).copy_(tensor)
 

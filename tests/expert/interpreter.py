@@ -144,8 +144,8 @@ class Hints:
     """What the hints of contiguity of a launch say, and what its programs compute.
 
     The compiler takes vectors of at most the promised number of elements whose first index it knows
-    to be divisible by their size. So a hint may be wrong at the end of a line whose length is not
-    divisible. The first indices of all programs stand for what the compiler knows.
+    to be divisible by their size. It derives that from the length of lines, at whose ends a hint
+    may be wrong, or from a factor of all indices: a wrong hint for those is an error.
     """
 
     def __init__(self) -> None:
@@ -170,7 +170,7 @@ class Hints:
                     break
                 groups = lines.reshape(-1, size)
                 known = self._found.setdefault((self._position, dim, size), [True, True])
-                known[0] &= bool((groups[:, 0] % size == 0).all())
+                known[0] &= bool((groups % size == 0).all())
                 known[1] &= bool((np.diff(groups, axis=-1) == 1).all())
 
     def check(self) -> None:

@@ -51,9 +51,10 @@ def checked(count, *programs):
 
 def test_hint_may_be_wrong_where_lines_are_not_divisible():
     checked(8, [4, 5, 6, 7, 0, 1, 2, 3], [1, 2, 3, 4, 5, 6, 7, 8])
+    checked(8, [0, 1, 4, 5, 8, 9, 12, 13], [16, 17, 20, 21, 24, 25, 28, 29])
     checked(8, [0, 1, 2, 4, 5, 6, 8, 9], [10, 12, 13, 14, 16, 17, 18, 20])
 
 
 def test_wrong_hint_of_contiguity_is_found():
-    with pytest.raises(InvalidAccess, match="4 elements"):
-        checked(8, [0, 1, 4, 5, 8, 9, 12, 13], [16, 17, 20, 21, 24, 25, 28, 29])
+    with pytest.raises(InvalidAccess, match="2 elements"):
+        checked(8, [0, 12, 24, 36], [48, 60, 72, 84])

@@ -142,3 +142,16 @@ def test_library_does_not_join_sums_to_more_channels_than_it_computes_in_float32
     candidate = generate(text, target, Options(convolutions=convolutions))
     assert ("_input_" in candidate.files["model_new.py"]) == rewritten
     assert candidate.library_convolutions == 1
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sums_of_half_precision_are_multiplied_in_float32(make, dtype):
+    """Their sums are float32, and so are the weights; a sum of float16 could overflow."""
+    layer, forward, shape, _ = CASES["all places, parts"]
+    layer = f"{layer}.to(torch.{dtype})"
+    text = text_of(layer, forward, shape).replace(
+        f"torch.randn({shape})", f"torch.randn({shape}).to(torch.{dtype})"
+    )
+    made = make(text, "Model")
+    assert "_input_" in forward_of(made)
+    assert_agrees(made)

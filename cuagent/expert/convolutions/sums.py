@@ -136,7 +136,7 @@ def _nodes(
     taps = tuple(1 if d in dims else weight.shape[2 + d] for d in rest)
     pair = (shape[1], channels) if transposed and rest else (channels, shape[1])
     yield Node(
-        f"{name}_weights", Kind.LIBRARY, call, (weight.name,), (*pair, *taps), weight.dtype,
+        f"{name}_weights", Kind.LIBRARY, call, (weight.name,), (*pair, *taps), total.dtype,
         origin=origin,
     )  # fmt: skip
     args: tuple[str, ...] = (joined, f"{name}_weights")
@@ -145,19 +145,19 @@ def _nodes(
         count = math.prod(conv.shape[2 + d] for d in dims)
         yield Node(
             f"{name}_biases", Kind.POINTWISE, "mul", (bias[0].name, float(count)), bias[0].shape,
-            bias[0].dtype, origin=origin,
+            total.dtype, origin=origin,
         )  # fmt: skip
         args += (f"{name}_biases",)
     dense = (conv.shape[0], channels, *(1 if d in dims else conv.shape[2 + d] for d in rest))
     keeps = dense == total.shape
     yield Node(
         name if keeps else f"{name}_product", Kind.LIBRARY,
-        _call(transposed, rest, settings, bool(bias)), args, dense, conv.dtype, origin=origin,
+        _call(transposed, rest, settings, bool(bias)), args, dense, total.dtype, origin=origin,
         spec=x.shape[1] if conv.spec is None else conv.spec,
     )  # fmt: skip
     if not keeps:
         yield Node(
-            name, Kind.VIEW, "view", (f"{name}_product",), total.shape, conv.dtype, origin=origin
+            name, Kind.VIEW, "view", (f"{name}_product",), total.shape, total.dtype, origin=origin
         )
 
 
