@@ -10,8 +10,10 @@ could try after the first one are computed: CUDA C++ in the emulation of `tests/
 its interpreter, everything else by torch. Convolutions of torch round their operands to TF32 where
 cuDNN would. A candidate is wrong if shape, dtype or strides differ from eager's, if its error
 against fp64 exceeds that of eager by a factor, if it is not finite where the reference is, if it
-changes an input, or if it writes outside of its outputs. Memory around inputs and in new tensors
-is NaN, so that values which are read there show.
+changes an input or a parameter, or if a kernel reads or writes outside of the tensors of its launch
+and its own arrays, or a vector at an address that is not a multiple of its size. Memory around
+inputs and in new tensors is NaN, shared memory before each block too. In odd sizes, threads and
+blocks of CUDA C++ run in descending order.
 
 Not emulated: wrong synchronization that does not show when threads run one after another, races
 between blocks, memory limits, the arithmetic of `tl.dot` in TF32 (the interpreter multiplies in
@@ -24,6 +26,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import signal
 import sys
 import tempfile
@@ -37,7 +40,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "expert"))
 
-from emulated_case import Case, checked, warm_up
+from emulated_case import Case, TimeLimit, checked, warm_up
 from reduced_tasks import SIZES
 
 CONFIGURATIONS = ("match", "fp32", "bfloat16", "float16")
@@ -52,14 +55,14 @@ def main() -> None:
     parser.add_argument("--match", default="", help="only files whose path contains this")
     parser.add_argument("--configurations", nargs="*", default=CONFIGURATIONS)
     parser.add_argument("--sizes", nargs="*", default=SIZES)
-    parser.add_argument("--first", action="store_true", help="only the first candidate")
+    parser.add_argument("--most", type=int, default=0, help="candidates of a case; 0 for all")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--limit", type=int, default=60, help="seconds of processor time of a case")
     given = parser.parse_args()
     records = _read(given.json)
     done = {_key(record) for record in records}
     cases = [
-        Case(path, size, configuration, given.first)
+        Case(path, size, configuration, given.most)
         for configuration in given.configurations
         for size in given.sizes
         for folder in given.folders
@@ -108,14 +111,16 @@ def _child(case: Case, path: str, limit: int) -> None:
     started = time.process_time()
 
     def stop(*_: Any) -> None:
-        raise TimeoutError(f"not computed in {limit} s of processor time")
+        raise TimeLimit(f"not computed in {limit} s of processor time")
 
     signal.signal(signal.SIGPROF, stop)
     signal.setitimer(signal.ITIMER_PROF, limit)
+    # Emulated kernels do not return to Python before they end.
+    resource.setrlimit(resource.RLIMIT_CPU, (2 * limit, 2 * limit + 5))
     record = case.record()
     try:
         checked(case, record)
-    except Exception as error:  # noqa: BLE001 - the module is foreign code
+    except (Exception, TimeLimit) as error:  # noqa: BLE001 - the module is foreign code
         record["error"] = f"{type(error).__name__}: {error}"[:300]
         record["traceback"] = traceback.format_exc()[-1500:]
     record["seconds"] = round(time.process_time() - started, 1)

@@ -20,7 +20,7 @@ import emulation  # type: ignore[import-not-found]
 import torch
 from guarded_memory import Guards  # type: ignore[import-not-found]
 from importing import imported  # type: ignore[import-not-found]
-from interpreter import exact_arithmetic  # type: ignore[import-not-found]
+from interpreter import checked_accesses, exact_arithmetic  # type: ignore[import-not-found]
 from modules import leaves, mapped  # type: ignore[import-not-found]
 from reduced_tasks import in_dtype, reduced
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -56,6 +56,10 @@ OF_EVEN: dict[str, int | float] = {"products.halves.LEAST_IN_BLOCKS": 0}
 """Further thresholds for even sizes; odd ones test the other path."""
 
 
+class TimeLimit(BaseException):
+    """A case has used its processor time. Triton's interpreter does not catch it."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One task at one size in one configuration: a dtype, or a precision of a float32 module."""
@@ -63,7 +67,8 @@ class Case:
     path: Path
     size: str
     configuration: str
-    first_only: bool = False
+    most: int = 0
+    """Number of candidates, or 0 for all."""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -74,6 +79,11 @@ class Case:
     def target(self) -> Target:
         """The GPU for which candidates are planned, and the arithmetic that they may use."""
         return replace(H200, tf32_convolutions=self.configuration != "fp32")
+
+    @property
+    def descending(self) -> bool:
+        """Whether threads run in descending order, so that other missing barriers show."""
+        return self.size == "odd"
 
     def record(self, **values: Any) -> dict[str, Any]:
         """Return an empty record of the case, for JSON."""
@@ -95,6 +105,7 @@ def warm_up() -> None:
     """Import everything and prepare the emulation, before processes are forked."""
     torch.set_num_threads(1)
     exact_arithmetic()
+    checked_accesses()
     emulation.header()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "warm_up.py"
@@ -106,11 +117,13 @@ def checked(case: Case, record: dict[str, Any]) -> None:
     """Check each candidate of a case, and append a result for each to the record."""
     with tempfile.TemporaryDirectory() as folder, _lowered(case.size == "even"):
         subject, task, entry = _opened(case, Path(folder), record)
-        if not case.first_only or make_candidate(subject, Options()) is not None:
+        if case.most != 1 or make_candidate(subject, Options()) is not None:
             reference, inputs = _reference(task, entry, case.size == "odd")
         known: set[tuple[tuple[str, str], ...]] = set()
-        with _emulated():
+        with _emulated(case.descending):
             for options, change in _choices(subject, case):
+                if case.most and len(record["results"]) >= case.most:
+                    break
                 try:
                     candidate = make_candidate(subject, options)
                 except Exception as error:  # noqa: BLE001 - a refusal to plan is a result
@@ -121,7 +134,7 @@ def checked(case: Case, record: dict[str, Any]) -> None:
                 if candidate is None or files in known:
                     continue
                 known.add(files)
-                result = _result(case, candidate, Path(folder), reference, inputs)
+                result = _result(case, candidate, task, reference, inputs)
                 kernel_names = list(candidate.kernels)
                 record["results"].append({"change": change, **result, "kernels": kernel_names})
 
@@ -168,7 +181,7 @@ def _choices(subject: Subject, case: Case) -> Iterator[tuple[Options, str]]:
     after it, whether it was accepted, slow, or refused."""
     yield Options(), "first"
     first = make_candidate(subject, Options())
-    if case.first_only:
+    if case.most == 1:
         return
     if first is None:
         yield Options(convolutions="channels_last"), "channels_last"
@@ -183,24 +196,25 @@ def _choices(subject: Subject, case: Case) -> Iterator[tuple[Options, str]]:
 def _result(
     case: Case,
     candidate: Candidate,
-    folder: Path,
+    path: Path,
     reference: torch.nn.Module,
     inputs: list[Any],
 ) -> dict[str, Any]:
-    """Return the result of a candidate: the reason why it is wrong, or "", and its errors."""
-    made = folder / hashlib.sha256(str(sorted(candidate.files.items())).encode()).hexdigest()[:16]
+    """Return the result of a candidate of the task in `path`: the reason why it is wrong, or "",
+    and its errors."""
+    made = (
+        path.parent / hashlib.sha256(str(sorted(candidate.files.items())).encode()).hexdigest()[:16]
+    )
     for name, content in candidate.files.items():
         (made / name).parent.mkdir(parents=True, exist_ok=True)
         (made / name).write_text(content, "utf-8")
     result: dict[str, Any] = {"wrong": "", "ratio": 0.0}
     try:
         module = imported(made / "model_new.py")
-        task = imported(next(folder.glob("task_*.py")))
+        task = imported(path)
         new = module.ModelNew(*task.get_init_inputs()).eval()
         new.load_state_dict(reference.state_dict())
         _compare(case, candidate, new, reference, inputs, result)
-    except TimeoutError:
-        raise
     except Exception as error:  # noqa: BLE001 - a crash of the candidate is a result
         place = re.findall(r"line \d+, in \w+", "".join(_trace(error)))[-1:]
         result["wrong"] = f"{type(error).__name__}: {str(error)[:300]} {place}"
@@ -232,6 +246,7 @@ def _compare(
     guards = Guards()
     given = mapped(guards.copy, inputs)
     before = mapped(torch.clone, inputs)
+    state = {name: value.clone() for name, value in new.state_dict().items()}
     with torch.no_grad():
         exact = list(leaves(copy.deepcopy(reference).double()(*mapped(to_fp64, inputs))))
         with _Rounded(tf32, exact_channels):
@@ -243,8 +258,11 @@ def _compare(
         for k, (a, b) in enumerate(zip(leaves(given), leaves(before), strict=True))
         if isinstance(a, torch.Tensor) and not torch.equal(a, b)
     ]
+    for name, value in new.state_dict().items():
+        if not torch.equal(*(t.reshape(-1).view(torch.uint8) for t in (value, state[name]))):
+            changed.append(name)
     if changed or not guards.are_intact():
-        result["wrong"] = f"changed input {changed}" if changed else "writes outside of a tensor"
+        result["wrong"] = f"changed {changed}" if changed else "writes outside of a tensor"
         return
     for wanted, value, right in zip(expected, got, exact, strict=True):
         _judge(case, wanted, value, right, result)
@@ -326,9 +344,9 @@ def _lowered(even: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _emulated() -> Iterator[None]:
+def _emulated(descending: bool) -> Iterator[None]:
     """Make generated modules use emulated kernels, and run without torch.compile and CUDA
-    graphs."""
+    graphs. `descending`: threads and blocks of CUDA C++ run in descending order."""
     compiled: dict[str, SimpleNamespace] = {}
     kept = kernels.load, kernels.replay, torch.compile
 
@@ -336,7 +354,7 @@ def _emulated() -> Iterator[None]:
         source = Path(sys._getframe(1).f_globals["__file__"]).parent / path
         text = source.read_text("utf-8")
         if text not in compiled:
-            made = emulation.emulated(str(source))
+            made = emulation.emulated(str(source), descending)
             made.operator = lambda name: getattr(made, name)
             compiled[text] = made
         return compiled[text]

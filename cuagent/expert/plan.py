@@ -27,6 +27,7 @@ from cuagent.expert.convolutions.one_place import without_places
 from cuagent.expert.convolutions.operands import copy_operands
 from cuagent.expert.convolutions.partials import partial_sums, with_partials
 from cuagent.expert.convolutions.pools import with_pools
+from cuagent.expert.convolutions.qualify import loses_precision, qualifies
 from cuagent.expert.convolutions.sums import sum_before_convolutions
 from cuagent.expert.depthwise.match import with_depthwise
 from cuagent.expert.edits import prepared_names
@@ -164,7 +165,16 @@ def _rewritten(
     target = subject.target
     graph = rewrite(graph, fold=options.fold, merge=options.merge)
     graph = without_places(graph, kept)
-    graph = sum_before_convolutions(graph) if options.fold else graph
+    own = options.products and options.convolutions in ("own", "every")
+    if options.fold:
+        every = options.convolutions == "every"
+        graph = sum_before_convolutions(
+            graph,
+            lambda new, conv: (
+                not loses_precision(new, conv, target)
+                or (own and conv.origin not in kept and qualifies(new, conv, target, every))
+            ),
+        )
     graph = transposed_products(graph, target.device, kept)
     graph = with_depthwise(graph, target.device, kept)
     if widens(target.device) if options.widen is None else options.widen:
@@ -174,7 +184,7 @@ def _rewritten(
         graph = products.as_reductions(graph, target, kept)
         graph = products.copy_operands(graph, target, kept, options.split)
         graph = linears_to_channels(graph, target, kept)
-    if options.products and options.convolutions in ("own", "every"):
+    if own:
         graph = copy_operands(graph, target, kept, options.convolutions == "every")
         if options.partial_sums:
             graph = partial_sums(graph, target.processors, whole)

@@ -59,7 +59,8 @@ def generate(tmp_path: Path) -> Callable[..., Candidate | None]:
 INTERPRETED = """
 import sys, torch
 sys.path[:0] = [{folder!r}, {tests!r}]
-import cuagent.kernels, emulation
+import cuagent.kernels, emulation, interpreter
+interpreter.checked_accesses()
 cuagent.kernels.load = emulation.emulated
 import task, model_new
 torch.manual_seed(0)
@@ -95,7 +96,8 @@ def interpreted(tmp_path: Path, python: list[str], monkeypatch) -> Callable[...,
     """Return a function that runs a candidate's Triton kernels in Triton's interpreter and compares
     the results with fp64.
 
-    Kernels in CUDA C++ are emulated. `tf32`: round inputs and weights of the comparison to TF32.
+    Kernels in CUDA C++ are emulated. Accesses outside of tensors are errors. `tf32`: round inputs
+    and weights of the comparison to TF32.
     `same_as`: file of a candidate whose results must be equal instead.
     """
 

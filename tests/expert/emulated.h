@@ -8,8 +8,9 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <vector>
+
+#include "emulated_bounds.h"
 
 #define __global__
 #define __device__
@@ -20,8 +21,8 @@
 #define CLUSTER_SIZE 1
 #endif
 #define __shared__ static
-#define threadIdx (fibers[running].index)
-#define blockIdx (fibers[running].block)
+#define threadIdx thread_index
+#define blockIdx thread_block
 #define blockDim block_size
 typedef void* cudaStream_t;
 inline float reciprocal_root(float x) { return 1.f / std::sqrt(x); }
@@ -38,7 +39,8 @@ inline int __float_as_int(float x) {
   return bits;
 }
 
-
+// A namespace of this library alone, as that of the headers of kernels (`emulation.py`).
+namespace {
 // Half precision: a store rounds to nearest even.
 struct __half {
   _Float16 value;
@@ -54,6 +56,7 @@ inline __nv_bfloat16 __float2bfloat16_rn(float x) {
   const uint32_t bits = __float_as_int(x);
   if (x != x) return {0x7fff};
   return {static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+}
 }
 
 struct dim3 {
@@ -80,10 +83,28 @@ static std::vector<Fiber> fibers;
 static std::vector<Barrier> warps;
 static std::vector<float> slots;
 static Barrier block;
-static dim3 block_index, block_size;
+static dim3 block_index, block_size, thread_index, thread_block;
 static ucontext_t scheduler;
-static std::function<void()> thread_body;
+static void (*thread_body)(const void*);
+static const void* thread_arguments;
 static int running;
+static bool reversed;  // Threads and blocks run in descending order.
+extern "C" void set_order(int descending) { reversed = descending != 0; }
+static const void* const of_emulation[] = {
+    &fibers, &warps, &slots, &block, &block_index, &block_size, &thread_index, &thread_block,
+    &scheduler, &thread_body, &thread_arguments, &running, &reversed, nullptr};
+
+static void continue_thread(int thread) {
+  running = thread;
+  thread_index = fibers[thread].index;
+  thread_block = fibers[thread].block;
+  const auto stack = reinterpret_cast<uintptr_t>(fibers[thread].stack.data());
+  own[0] = {stack, stack + fibers[thread].stack.size(), true};
+  checks = fault[0] == 0;
+  swapcontext(&scheduler, &fibers[thread].context);
+  checks = false;
+}
+void stop_launch() { swapcontext(&fibers[running].context, &scheduler); }
 
 static void wait_at(Barrier& barrier) {
   const long opened = barrier.opened;
@@ -114,13 +135,18 @@ static void cluster_arrive() {}
 static void cluster_wait() { wait_at(block); }
 
 static void run_thread() {
-  thread_body();
+  thread_body(thread_arguments);
   fibers[running].done = true;
   for (Barrier* barrier : {&block, &warps[running / 32]}) {
     --barrier->members;
     barrier->open_if_complete();
   }
   swapcontext(&fibers[running].context, &scheduler);
+}
+template <class T>
+static Range range_of(const std::vector<T>& x) {
+  const auto begin = reinterpret_cast<uintptr_t>(x.data());
+  return {begin, begin + x.size() * sizeof(T), true};
 }
 static void run_blocks() {
   const int each = block_size.x * block_size.y, threads = each * CLUSTER_SIZE;
@@ -141,19 +167,28 @@ static void run_blocks() {
     ++block.members;
     ++warps[t / 32].members;
   }
-  while (block.members > 0) {
-    for (running = 0; running < threads; ++running) {
-      if (!fibers[running].done) swapcontext(&scheduler, &fibers[running].context);
+  own[1] = range_of(fibers), own[2] = range_of(slots), own[3] = range_of(warps);
+  // Values of earlier blocks must not be read.
+  fill_variables(of_emulation, 0xff);
+  while (block.members > 0 && fault[0] == 0) {
+    for (int k = 0; k < threads && fault[0] == 0; ++k) {
+      const int t = reversed ? threads - 1 - k : k;
+      if (!fibers[t].done) continue_thread(t);
     }
   }
 }
-static void launch(dim3 grid, dim3 size, std::function<void()> body) {
-  thread_body = body;
+template <class Body>
+static void launch(dim3 grid, dim3 size, const Body& body) {
+  thread_body = [](const void* arguments) { (*static_cast<const Body*>(arguments))(); };
+  thread_arguments = &body;
+  const auto begin = reinterpret_cast<uintptr_t>(&body);
+  own[4] = {begin, begin + sizeof(Body), false};
+  own_count = 5;
   block_size = size;
-  for (unsigned y = 0; y < grid.y; ++y) {
-    for (unsigned x = 0; x < grid.x; x += CLUSTER_SIZE) {
-      block_index = dim3(x, y, 0);
-      run_blocks();
-    }
+  const unsigned columns = grid.x / CLUSTER_SIZE, blocks = columns * grid.y;
+  for (unsigned k = 0; k < blocks && fault[0] == 0; ++k) {
+    const unsigned b = reversed ? blocks - 1 - k : k;
+    block_index = dim3(b % columns * CLUSTER_SIZE, b / columns, 0);
+    run_blocks();
   }
 }

@@ -14,42 +14,87 @@ from types import SimpleNamespace
 
 import torch
 
-FLAGS = ["-O1", "-w", "-std=c++17", "-fPIC"]
+PLAIN = ["-O1", "-w", "-std=c++17", "-fPIC"]
+FLAGS = [*PLAIN]
+FLAGS += ["-fsanitize=kernel-address,bounds,alignment"]
+FLAGS += ["--param=asan-instrumentation-with-call-threshold=0"]
+FLAGS += ["--param=asan-globals=1", "--param=asan-stack=0"]
+"""Options of the compiler; the sanitizers call the functions of `emulated_bounds.h`."""
+BOUNDS = "emulated_bounds.o"
+HEADER = re.compile(r'^#include "\w+\.h"$', re.MULTILINE)
 LAUNCH = re.compile(r"(\w+)<<<(.*), 0, stream>>>\((.*)\);")
 
 
-def emulated(path: str) -> SimpleNamespace:
+def emulated(path: str, descending: bool = False) -> SimpleNamespace:
     """Compile a `.cu` file, whose path is relative to the caller's file, for the CPU; return its
-    functions."""
+    functions.
+
+    They raise `InvalidAccess` if a thread accesses memory outside of the arguments and its block.
+    `descending`: threads and blocks run in descending order.
+    """
     source = Path(sys._getframe(1).f_globals["__file__"]).parent / path
     text = LAUNCH.sub(_launch, source.read_text()).replace('#include "cluster_cuda.h"\n', "")
+    # Shared arrays of templates must be variables of this library alone.
+    text = HEADER.sub(r"namespace {\n\g<0>\n}", text)
     cluster = re.search(r"__cluster_dims__\((\d+)", text)
     target, library = source.with_suffix(".cpp"), source.with_suffix(".so")
     target.write_text(f'#include "{header()}"\n{text}')
-    options = [*FLAGS, "-shared"]
+    options = [*FLAGS, "-shared", "-Wl,-Bsymbolic"]
     options += ["-I", str(Path(__file__).parent / "emulated_headers")]
     options += [f"-DCLUSTER_SIZE={cluster[1]}"] if cluster else []
-    command = ["g++", *options, "-o", str(library), str(target)]
+    command = ["g++", *options, "-o", str(library), str(target), str(header().parent / BOUNDS)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    functions = ctypes.CDLL(str(library))
+    made = ctypes.CDLL(str(library))
+    made.first_fault.restype = ctypes.c_char_p
 
     def call(name: str, *tensors: torch.Tensor) -> None:
-        functions[name](*(ctypes.c_void_p(t.data_ptr()) for t in tensors), ctypes.c_void_p(0))
+        writable = _writable(text, name)
+        for k, tensor in enumerate(tensors):
+            begin, end = extent(tensor)
+            made.set_tensor(k, ctypes.c_uint64(begin), ctypes.c_uint64(end), writable[k])
+        made.set_order(descending)
+        made[name](*(ctypes.c_void_p(t.data_ptr()) for t in tensors), ctypes.c_void_p(0))
+        if fault := made.first_fault().decode():
+            raise InvalidAccess(f"{name}: {fault}")
 
     names = re.findall(r'^extern "C" void (\w+)\(', text, re.MULTILINE)
     return SimpleNamespace(**{name: functools.partial(call, name) for name in names})
 
 
+class InvalidAccess(Exception):
+    """A kernel reads or writes memory that is not its own, or not aligned."""
+
+
+def extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the addresses of a tensor's first byte and of the byte behind its last element."""
+    begin = tensor.data_ptr()
+    if tensor.numel() == 0:
+        return begin, begin
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return begin, begin + (last + 1) * tensor.element_size()
+
+
+def _writable(text: str, name: str) -> list[bool]:
+    """Return, for each pointer of an exported function, if the function may write to it."""
+    found = re.search(rf'extern "C"[^;{{]*\b{name}\(([^)]*)\)', text)
+    assert found is not None, name
+    return ["const" not in word for word in found[1].split(",")]
+
+
 @functools.cache
 def header() -> Path:
-    """Return the path of a copy of `emulated.h`, precompiled: most kernels are shorter than it."""
+    """Return the path of a copy of `emulated.h`, precompiled: most kernels are shorter than it.
+    The compiled checks of bounds lie beside it."""
     global _folder
     _folder = tempfile.TemporaryDirectory()
     copy = Path(_folder.name) / "emulated.h"
-    shutil.copy(Path(__file__).parent / "emulated.h", copy)
+    for name in ("emulated.h", "emulated_bounds.h"):
+        shutil.copy(Path(__file__).parent / name, copy.parent / name)
     command = ["g++", *FLAGS, "-x", "c++-header", str(copy), "-o", f"{copy}.gch"]
     subprocess.run(command, check=True, timeout=300)
+    checks = ["-c", str(Path(__file__).parent / "emulated_bounds.cpp"), "-o", BOUNDS]
+    subprocess.run(["g++", *PLAIN, "-O2", *checks], check=True, timeout=300, cwd=copy.parent)
     return copy
 
 

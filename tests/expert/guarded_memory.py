@@ -13,6 +13,8 @@ BAND = 256
 PATTERN = 0xFF
 """Byte of the bands and of new tensors: NaN in every type of float, -1 in integers."""
 
+UNWRITTEN = ("empty", "empty_like", "empty_strided")
+
 
 class Guards:
     """Allocates tensors between bands of a fixed pattern, and tells if a band was overwritten."""
@@ -22,18 +24,25 @@ class Guards:
 
     def empty(self, shape: Any, dtype: torch.dtype) -> torch.Tensor:
         """Return a new contiguous tensor, filled with the pattern."""
-        item = torch.empty((), dtype=dtype).element_size()
-        size = item * int(torch.Size(shape).numel())
+        like = torch.empty(shape, dtype=dtype, device="meta")
+        return self.strided(like.shape, like.stride(), dtype)
+
+    def strided(self, shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
+        """Return a new tensor with these strides, filled with the pattern."""
+        item = torch.empty((), dtype=dtype, device="meta").element_size()
+        last = sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        size = item * (last + 1)
         padded = -(-size // 16) * 16
         buffer = torch.full((2 * BAND + padded,), PATTERN, dtype=torch.uint8)
         self._buffers.append((buffer, size))
-        return buffer[BAND : BAND + size].view(dtype).view(shape)
+        return buffer[BAND : BAND + size].view(dtype).as_strided(shape, strides)
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy between bands; a tensor that is not contiguous is returned as it is."""
-        if not tensor.is_contiguous() or tensor.numel() == 0:
+        """Return a copy between bands, with the same strides; an empty tensor, or one whose
+        elements overlap, is returned as it is."""
+        if tensor.numel() == 0 or torch._debug_has_internal_overlap(tensor) != 0:
             return tensor
-        return self.empty(tensor.shape, tensor.dtype).copy_(tensor)
+        return self.strided(tensor.shape, tensor.stride(), tensor.dtype).copy_(tensor)
 
     def are_intact(self) -> bool:
         """Return True if no band was overwritten."""
@@ -42,26 +51,31 @@ class Guards:
 
     @contextmanager
     def new_tensors(self) -> Iterator[None]:
-        """Make `torch.empty` and `torch.empty_like` allocate here in this context."""
-        kept = torch.empty, torch.empty_like
+        """Make functions of torch that leave a new tensor unwritten allocate here in this
+        context."""
+        kept = {name: getattr(torch, name) for name in UNWRITTEN}
 
-        def empty(*sizes: Any, dtype: Any = None, device: Any = None, **others: Any) -> Any:
-            shape = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
-            if others or torch.Size(shape).numel() == 0:
-                return kept[0](shape, dtype=dtype, device=device, **others)
-            torch.empty = kept[0]
-            try:
-                return self.empty(shape, dtype or torch.get_default_dtype())
-            finally:
-                torch.empty = empty
+        def guarded(name: str) -> Any:
+            def function(*sizes: Any, **others: Any) -> torch.Tensor:
+                made = kept[name](*sizes, **others)
+                if made.numel() == 0 or made.device.type != "cpu":
+                    return made
+                for known in UNWRITTEN:  # `strided` must not be called in itself.
+                    setattr(torch, known, kept[known])
+                try:
+                    return self.strided(made.shape, made.stride(), made.dtype)
+                finally:
+                    replace()
 
-        def empty_like(tensor: torch.Tensor, **others: Any) -> torch.Tensor:
-            if others or not tensor.is_contiguous() or tensor.numel() == 0:
-                return kept[1](tensor, **others)
-            return empty(tensor.shape, dtype=tensor.dtype)
+            return function
 
-        torch.empty, torch.empty_like = empty, empty_like  # type: ignore[assignment]
+        def replace() -> None:
+            for name in UNWRITTEN:
+                setattr(torch, name, guarded(name))
+
+        replace()
         try:
             yield
         finally:
-            torch.empty, torch.empty_like = kept
+            for name in UNWRITTEN:
+                setattr(torch, name, kept[name])

@@ -1,10 +1,13 @@
-"""Correct the arithmetic of Triton's interpreter: bfloat16, products in TF32, libdevice."""
+"""Correct the arithmetic of Triton's interpreter: bfloat16, products in TF32, libdevice; and check
+the addresses of loads and stores."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import torch
+from emulation import InvalidAccess, extent  # type: ignore[import-not-found]
 
 
 def exact_arithmetic() -> None:
@@ -56,3 +59,122 @@ def _operand(data: Any, truncates: bool) -> Any:
     if data.dtype == np.float32 and truncates:
         return (data.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
     return data.astype(np.float32)
+
+
+def checked_accesses() -> None:
+    """Make Triton's interpreter raise `InvalidAccess` if a program reads or writes outside of the
+    tensors of its launch, or if a hint of contiguity is wrong."""
+    from triton.runtime import interpreter
+
+    builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
+    bounds, hints = Bounds(), Hints()
+    place, end = builder.set_grid_idx, executor._restore_args_dev
+    begin, set_attr = executor._init_args_hst, interpreter.TensorHandle.set_attr
+
+    def started(self: Any, given: Any, named: Any) -> Any:
+        made = begin(self, given, named)
+        bounds.set([*made[0], *made[1].values()])
+        hints.start_launch()
+        return made
+
+    def placed(self: Any, *index: int) -> None:
+        hints.start_program()
+        place(self, *index)
+
+    def ended(self: Any, *arguments: Any) -> None:
+        end(self, *arguments)
+        hints.check()
+
+    def checked(name: str, verb: str, mask_at: int) -> None:
+        original = getattr(builder, name)
+
+        def function(self: Any, pointers: Any, *others: Any, **named: Any) -> Any:
+            mask = others[mask_at].data
+            item = np.dtype(interpreter._get_np_dtype(pointers.get_element_ty())).itemsize
+            bounds.check(pointers.data, mask, item, verb)
+            return original(self, pointers, *others, **named)
+
+        setattr(builder, name, function)
+
+    def hinted(self: Any, key: str, value: Any) -> None:
+        if key == "tt.contiguity":
+            hints.add(self.data, value)
+        set_attr(self, key, value)
+
+    checked("create_masked_load", "reads", 0)
+    checked("create_masked_store", "writes", 1)
+    builder.set_grid_idx = placed
+    executor._init_args_hst, executor._restore_args_dev = started, ended
+    interpreter.TensorHandle.set_attr = hinted
+
+
+class Bounds:
+    """Addresses of the tensors of a launch."""
+
+    def __init__(self) -> None:
+        self._tensors: list[tuple[int, int]] = []
+
+    def set(self, arguments: list[Any]) -> None:
+        """Replace the tensors by those of a launch; a descriptor counts as its tensor."""
+        bases = [getattr(a, "base", None) if hasattr(a, "block_shape") else a for a in arguments]
+        self._tensors = [extent(t) for t in bases if isinstance(t, torch.Tensor)]
+
+    def check(self, pointers: Any, mask: Any, item: int, verb: str) -> None:
+        """Raise if an unmasked pointer lies outside of all tensors."""
+        at = np.broadcast_to(pointers, np.broadcast_shapes(pointers.shape, mask.shape))
+        at = at[np.broadcast_to(mask, at.shape)].astype(np.int64)
+        if at.size == 0:
+            return
+        least, most = int(at.min()), int(at.max()) + item
+        if any(begin <= least and most <= end for begin, end in self._tensors):
+            return
+        inside = np.zeros(at.shape, bool)
+        for begin, end in self._tensors:
+            inside |= (begin <= at) & (at + item <= end)
+        if not inside.all():
+            one = int(at[~inside][0])
+            begin, end = min(self._tensors, key=lambda t: max(t[0] - one, one + item - t[1]))
+            raise InvalidAccess(
+                f"{verb} {item} bytes at byte {one - begin} of a tensor which has {end - begin}; "
+                f"{int((~inside).sum())} of {at.size} such addresses"
+            )
+
+
+class Hints:
+    """What the hints of contiguity of a launch say, and what its programs compute.
+
+    The compiler takes vectors of at most the promised number of elements whose first index it knows
+    to be divisible by their size. It derives that from the length of lines, at whose ends a hint
+    may be wrong, or from a factor of all indices: a wrong hint for those is an error.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, int, int], list[bool]] = {}
+        self._position = 0
+
+    def start_launch(self) -> None:
+        """Forget the programs of an earlier launch."""
+        self._found.clear()
+
+    def start_program(self) -> None:
+        """Begin with a program's first hint."""
+        self._position = 0
+
+    def add(self, values: Any, counts: list[int]) -> None:
+        """Add the indices that a program computes at its next hint."""
+        self._position += 1
+        for dim, count in enumerate(counts):
+            lines = np.moveaxis(values, dim, -1).astype(np.int64)
+            for size in (2, 4, 8):
+                if size > count or lines.shape[-1] % size:
+                    break
+                groups = lines.reshape(-1, size)
+                known = self._found.setdefault((self._position, dim, size), [True, True])
+                known[0] &= bool((groups % size == 0).all())
+                known[1] &= bool((np.diff(groups, axis=-1) == 1).all())
+
+    def check(self) -> None:
+        """Raise if elements of a vector are not adjacent."""
+        for (position, _, size), (divisible, adjacent) in self._found.items():
+            if divisible and not adjacent:
+                raise InvalidAccess(f"hint {position}: {size} elements of a vector not adjacent")

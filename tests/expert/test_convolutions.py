@@ -341,3 +341,32 @@ def get_init_inputs(): return []
 """
     for kept in ({"conv2d"}, {"conv2d", "conv2d_1"}, {"linear"}):
         assert_agrees(make(text, "Model", Options(keep=frozenset(kept))))
+
+
+ONE_COLUMN = {
+    "window as wide as the input": (
+        "nn.Conv2d(1, 48, (3, 64))", "F.relu(self.c(x))", "torch.randn(8, 1, 50, 64)", False
+    ),
+    "two columns": (
+        "nn.Conv2d(1, 48, (3, 63))", "F.relu(self.c(x))", "torch.randn(8, 1, 50, 64)", True
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ONE_COLUMN)
+def test_inputs_of_outputs_with_one_column_are_not_read_as_adjacent(generate, monkeypatch, name):
+    monkeypatch.setattr(qualify, "LEAST_OPERATIONS", 0)
+    *layer, adjacent = ONE_COLUMN[name]
+    monkeypatch.setitem(LAYERS, name, tuple(layer))
+    text = generate(text_of(name, "torch.float16")).files["model_new.py"]
+    assert "first = sample" in text
+    assert ("tl.max_contiguous(first" in text) == adjacent
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_convolution_of_one_column_reads_its_inputs(generate, interpreted, monkeypatch):
+    monkeypatch.setattr(qualify, "LEAST_OPERATIONS", 0)
+    layer = ("nn.Conv2d(1, 24, (3, 16))", "F.relu(self.c(x))", "torch.randn(2, 1, 20, 16)")
+    monkeypatch.setitem(LAYERS, "one column", layer)
+    interpreted(generate(text_of("one column"), replace(HOPPER, tf32_convolutions=False)))

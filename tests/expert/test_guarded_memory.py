@@ -10,9 +10,10 @@ def test_new_tensors_are_nan_and_have_their_shape():
     with Guards().new_tensors():
         x = torch.empty((3, 5), dtype=torch.bfloat16)
         y = torch.empty_like(x)
+        z = torch.empty_strided((3, 5), (1, 3), device=x.device)
     assert (x.shape, y.dtype, x.stride()) == ((3, 5), torch.bfloat16, (5, 1))
-    assert bool(x.isnan().all())
-    assert bool(y.isnan().all())
+    assert z.stride() == (1, 3)
+    assert all(bool(t.isnan().all()) for t in (x, y, z))
 
 
 def test_write_behind_a_tensor_is_found():
@@ -20,4 +21,12 @@ def test_write_behind_a_tensor_is_found():
     x = guards.copy(torch.randn(7))
     assert guards.are_intact()
     torch.as_strided(x, (8,), (1,))[7] = 0.0
+    assert not guards.are_intact()
+
+
+def test_write_behind_a_tensor_with_other_strides_is_found():
+    guards = Guards()
+    x = guards.copy(torch.randn(3, 5).T)
+    assert x.stride() == (1, 5)
+    torch.as_strided(x, (16,), (1,))[15] = 0.0
     assert not guards.are_intact()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from agreement import assert_agrees  # type: ignore[import-not-found]
 
+from cuagent.expert.candidate import Options
 from cuagent.expert.capture.subject import Target
 from cuagent.expert.convolutions import qualify
 
@@ -128,3 +129,29 @@ def test_joined_sums_keep_the_precision_of_the_captured_channels(
     candidate = generate(text, Target("cuda", (9, 0), 1, tf32_convolutions=True))
     assert ("torch.float16" in candidate.files["model_new.py"]) == rounds
     assert candidate.library_convolutions == 0
+
+
+@pytest.mark.parametrize(("channels", "rewritten"), [(16, False), (20, True)])
+@pytest.mark.parametrize("convolutions", ["library", "channels_last"])
+def test_library_does_not_join_sums_to_more_channels_than_it_computes_in_float32(
+    generate, convolutions, channels, rewritten
+):
+    layer = f"nn.ConvTranspose3d({channels}, 48, 3, padding=1)"
+    text = text_of(layer, "self.c(x).mean(2, keepdim=True) * 2", f"2, {channels}, 6, 7, 8")
+    target = Target("cuda", (9, 0), 1, tf32_convolutions=True)
+    candidate = generate(text, target, Options(convolutions=convolutions))
+    assert ("_input_" in candidate.files["model_new.py"]) == rewritten
+    assert candidate.library_convolutions == 1
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sums_of_half_precision_are_multiplied_in_float32(make, dtype):
+    """Their sums are float32, and so are the weights; a sum of float16 could overflow."""
+    layer, forward, shape, _ = CASES["all places, parts"]
+    layer = f"{layer}.to(torch.{dtype})"
+    text = text_of(layer, forward, shape).replace(
+        f"torch.randn({shape})", f"torch.randn({shape}).to(torch.{dtype})"
+    )
+    made = make(text, "Model")
+    assert "_input_" in forward_of(made)
+    assert_agrees(made)

@@ -136,11 +136,21 @@ def first_inputs(conv: Convolution) -> list[str]:
     lines = [f"    first = sample{times(conv.left.sample)} + {source}"]
     if conv.groups > 1:
         lines[0] += f" + group * {conv.channels_in * conv.left.channel}"
-    step = 1 if conv.transposed else conv.axes[-1].stride
-    if conv.left.place == 1 and conv.left.channel != 1 and step == 1:
+    if conv.left.place == 1 and conv.left.channel != 1 and _is_adjacent(conv):
         adjacent = conv.pool.sizes[-1] if conv.pool else "ROWS"
         lines.append(f"    first = tl.max_contiguous(first, {adjacent})")
     return lines
+
+
+def _is_adjacent(conv: Convolution) -> bool:
+    """Return True if neighbouring rows read neighbouring inputs, except at the ends of lines.
+
+    They do not if a line has one output point but several inputs. A hint would be wrong for all
+    rows then.
+    """
+    last = conv.axes[-1]
+    points = math.ceil(last.outputs / last.stride) if conv.transposed else last.outputs
+    return (conv.transposed or last.stride == 1) and (points > 1 or last.inputs == 1)
 
 
 def output_places(conv: Convolution) -> list[str]:

@@ -83,6 +83,17 @@ def captured_channels(node: Node, channels: int) -> int:
     return node.spec if isinstance(node.spec, int) else channels
 
 
+def loses_precision(graph: Graph, node: Node, target: Target) -> bool:
+    """Return True if torch's convolution runs in TF32, though the captured one does not.
+
+    A rewrite has joined so many channels that the library uses TF32.
+    """
+    x = graph.node(str(node.args[0]))
+    captured = captured_channels(node, x.shape[1])
+    exact = not runs_in_tf32(target, captured)
+    return x.dtype == "float32" and exact and runs_in_tf32(target, x.shape[1])
+
+
 def copy_call(graph: Graph, x: Node) -> str:
     """Return the text of the call that copies an input to channels-last layout.
 

@@ -10,7 +10,7 @@ of one interval for each summed dimension.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -25,11 +25,14 @@ Interval = tuple[int, int]
 """(first index, end) of a range of inputs along one dimension."""
 
 
-def sum_before_convolutions(graph: Graph) -> Graph:
+def sum_before_convolutions(
+    graph: Graph, keeps_precision: Callable[[Graph, Node], bool] = lambda *_: True
+) -> Graph:
     """Return the graph in which convolutions whose result is only summed get sums of their input
     instead.
 
-    The sum must be over spatial positions.
+    The sum must be over spatial positions. `keeps_precision` receives the rewritten graph and the
+    new convolution, and returns False if it may be less precise than the captured one.
     """
     users, prepared = graph.users(), prepared_names(graph)
     replaced: dict[str, list[Node]] = {}
@@ -40,7 +43,14 @@ def sum_before_convolutions(graph: Graph) -> Graph:
         alone = len(users[conv.name]) == 1 and conv.name not in graph.outputs
         if alone and _is_convolution(conv) and all(str(a) in prepared for a in conv.args[1:]):
             new = _summed(graph, node, conv)
-            replaced |= {node.name: new, conv.name: []} if new else {}
+            changed = {node.name: new, conv.name: []} if new else {}
+            joined = next((n for n in new if _is_convolution(n)), None)
+            if joined is None or keeps_precision(_with(graph, replaced | changed), joined):
+                replaced |= changed
+    return _with(graph, replaced)
+
+
+def _with(graph: Graph, replaced: dict[str, list[Node]]) -> Graph:
     nodes = (n for node in graph.nodes for n in replaced.get(node.name, [node]))
     return replace(graph, nodes=tuple(nodes))
 
@@ -126,7 +136,7 @@ def _nodes(
     taps = tuple(1 if d in dims else weight.shape[2 + d] for d in rest)
     pair = (shape[1], channels) if transposed and rest else (channels, shape[1])
     yield Node(
-        f"{name}_weights", Kind.LIBRARY, call, (weight.name,), (*pair, *taps), weight.dtype,
+        f"{name}_weights", Kind.LIBRARY, call, (weight.name,), (*pair, *taps), total.dtype,
         origin=origin,
     )  # fmt: skip
     args: tuple[str, ...] = (joined, f"{name}_weights")
@@ -135,19 +145,19 @@ def _nodes(
         count = math.prod(conv.shape[2 + d] for d in dims)
         yield Node(
             f"{name}_biases", Kind.POINTWISE, "mul", (bias[0].name, float(count)), bias[0].shape,
-            bias[0].dtype, origin=origin,
+            total.dtype, origin=origin,
         )  # fmt: skip
         args += (f"{name}_biases",)
     dense = (conv.shape[0], channels, *(1 if d in dims else conv.shape[2 + d] for d in rest))
     keeps = dense == total.shape
     yield Node(
         name if keeps else f"{name}_product", Kind.LIBRARY,
-        _call(transposed, rest, settings, bool(bias)), args, dense, conv.dtype, origin=origin,
+        _call(transposed, rest, settings, bool(bias)), args, dense, total.dtype, origin=origin,
         spec=x.shape[1] if conv.spec is None else conv.spec,
     )  # fmt: skip
     if not keeps:
         yield Node(
-            name, Kind.VIEW, "view", (f"{name}_product",), total.shape, conv.dtype, origin=origin
+            name, Kind.VIEW, "view", (f"{name}_product",), total.shape, total.dtype, origin=origin
         )
 
 
