@@ -11,7 +11,7 @@ contradicts itself withdraws the acceptance.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -41,11 +41,7 @@ from cuagent.verify.compiled_code import compiles_when_called
 from cuagent.verify.pending import PendingVerdict
 from cuagent.verify.referee import Isolation, Referee
 from cuagent.verify.sanitize import gated
-from cuagent.verify.sanitize_ahead import SanitizeAhead
 from cuagent.worker import ForkServer
-
-BACKGROUND = "background"
-"""Name of the lock file of a judge's own work in the background, in the referee's folder."""
 
 
 class LocalJudge:
@@ -87,32 +83,26 @@ class LocalJudge:
                 lock=self.device_lock.lock,
                 give_way=give_way,
             )
-        if self.device_lock.lock is None:
-            file = self.referee.folder / BACKGROUND
-            self.device_lock = replace(self.device_lock, background=file)
         self.overlap = Overlap.on(
             task.device,
             shared=self.device_lock.lock is not None,
             large=self.referee.large,
             bytes_per_call=self.referee.bytes_per_call,
         )
-        server, crowded = self.referee.fork_server, self.referee.crowded
+        server, large = self.referee.fork_server, self.referee.large
         self._timer = Timer(self.referee, baselines, emit, device_lock=self.device_lock)
         self._profiles = Profiles(task, server, self.device_lock)
         self._ladder = TaskLadder(
             self._timer,
-            RungCompiler(task, server, self.device_lock, large=crowded),
+            RungCompiler(task, server, self.device_lock, large=large),
             baselines=baselines,
             fresh=fresh,
             before_timing=self._profiles.await_opened,
         )
         self._verified_ahead: tuple[Build, Verdict] | None = None
-        """(build, verdict of the draws) at record effort of an attempt that is not yet timed at
-        that effort; else None.
+        """(build, verdict) at record effort of an attempt that is not yet timed at that effort;
+        else None.
         """
-        self._checks = SanitizeAhead(self.referee, self.device_lock.beside)
-        self._best: Judgement | None = None
-        """The best judgement on an accepted attempt so far, at quick effort."""
 
     def admission(self) -> Admission:
         """Examine if the task can be certified; must be called before any other work."""
@@ -161,28 +151,17 @@ class LocalJudge:
         with self._timer.opening() as give_way:
             self._timer.prewarm(None, self._ladder.baselines(), give_way)()
 
-    def prepare_ladder(
-        self,
-        compiled: Callable[[], Collection[str]] = tuple,
-        meanwhile: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Compile and open the rungs that are measured first.
+    def prepare_ladder(self, compiled: Collection[str] = ()) -> None:
+        """Compile and open the rungs that are measured first; `compiled` ones only open.
 
-        `compiled` waits for rungs that compile already, which only open. `meanwhile` is called in
-        this thread while the rungs compile in others. On a device that no other judge uses nothing
-        else is done: there `measure_ladder` compiles the rungs.
+        Does nothing on a device that no other judge uses: there `measure_ladder` compiles them.
         """
-        if self._ladder.found is not None or self.device_lock.lock is None:
-            meanwhile()
-            return
-        self.emit(Phase("compiling the rungs"))
-        with ThreadPoolExecutor(1) as executor:
-            compiling = executor.submit(lambda: self._ladder.compile_first_rungs(compiled()))
-            meanwhile()
-            names = compiling.result()
-        self.emit(Phase("opening the rungs"))
-        with self._timer.opening() as give_way:
-            self._timer.prewarm(None, names, give_way)()
+        if self._ladder.found is None and self.device_lock.lock is not None:
+            self.emit(Phase("compiling the rungs"))
+            names = self._ladder.compile_first_rungs(compiled)
+            self.emit(Phase("opening the rungs"))
+            with self._timer.opening() as give_way:
+                self._timer.prewarm(None, names, give_way)()
 
     # -- judgements
 
@@ -209,11 +188,7 @@ class LocalJudge:
             build, verdict = ahead
         else:
             build, verdict = self._verdict(attempt, effort, build)
-        if verdict.accepted:
-            verdict = self._checked(attempt, effort, build, verdict)
         if not verdict.accepted:
-            if verdict.reason is not Reason.INFRASTRUCTURE:
-                self._ladder.release()
             timing = None
         elif effort is not None:
             timing, verdict = self._timed(attempt, build, verdict, effort, timing)
@@ -222,28 +197,20 @@ class LocalJudge:
     def verify_ahead(self, attempt: Attempt) -> None:
         """Verify an attempt at record effort now, while rungs compile in the background.
 
-        Then compute-sanitizer starts in the background too. The next call of `judge` for the
-        attempt at record effort uses both. Does nothing if the rungs would not compile meanwhile.
+        The next call of `judge` for it at record effort uses this verdict. Does nothing if the
+        rungs would not compile meanwhile.
         """
         if self.device_lock.lock is None and not self.overlap.open_while_verifying:
             return
-        build, verdict = self._verdict(attempt, Effort.RECORD, None)
-        if verdict.reason is not Reason.INFRASTRUCTURE:  # else `judge` verifies it again
-            self._verified_ahead = build, verdict
-        if verdict.accepted:
-            self._checks.begin(attempt, build)
+        found = self._verdict(attempt, Effort.RECORD, None)
+        if found[1].reason is not Reason.INFRASTRUCTURE:  # else `judge` verifies it again
+            self._verified_ahead = found
 
     def _verdict(
         self, attempt: Attempt, effort: Effort | None, build: Build | None
     ) -> tuple[Build, Verdict]:
-        """Verify an attempt by the draws; return (build, verdict). It is built first if `build` is
-        None.
-
-        Rungs, and for a record timing its processes, compile and open in the background meanwhile.
-        """
-        self._ladder.prepare_later_rungs()
-        if effort is Effort.RECORD:
-            self._ladder.open_for_record()
+        """Verify an attempt, which is built first if `build` is None; return (build, verdict)."""
+        self._ladder.open_later_rungs()
         paused: AbstractContextManager[None] = nullcontext()
         if not self.overlap.open_while_verifying:
             paused = self._timer.opening_paused(self._ladder.baselines(effort))
@@ -253,8 +220,11 @@ class LocalJudge:
         with self.durations.of(Stage.VERIFYING), paused:
             with self.device_lock.shared() as give_way, self.referee.giving_way(give_way):
                 build, verdict = self._verified(attempt, effort, build, give_way)
+            verdict = self._checked(attempt, effort, build, verdict)
             if verdict.reason is Reason.INFRASTRUCTURE:
                 self._timer.close()  # its processes may hold the memory that was missing
+            elif not verdict.accepted:
+                self._ladder.release()
         return build, verdict
 
     def _judgement(
@@ -262,7 +232,8 @@ class LocalJudge:
     ) -> Judgement:
         """Return the judgement from its parts.
 
-        If the attempt may be the result, start compute-sanitizer on it in the background.
+        If the attempt may be the result, begin to compile the rungs that only a record timing
+        needs.
         """
         accepted = verdict.accepted
         gain = domain = None
@@ -273,27 +244,14 @@ class LocalJudge:
         score = score_of(verdict, timing)
         judgement = Judgement(attempt.digest, build, verdict, timing, score, gain, domain)
         if timing is not None and accepted and not judgement.loses_to:
-            self._check_early(attempt, judgement)
+            self._ladder.compile_later_rungs()
         return judgement
-
-    def _check_early(self, attempt: Attempt, judgement: Judgement) -> None:
-        """Start compute-sanitizer on an attempt that may be the run's result, the best so far.
-
-        Only in a run, which has a ladder: a single judgement at quick effort needs no check.
-        """
-        quick = judgement.timing is not None and judgement.timing.effort is Effort.QUICK
-        if not quick or self._ladder.found is None:
-            return
-        if self._best is None or judgement.rank > self._best.rank:
-            self._best = judgement
-            self._checks.begin(attempt, judgement.build)
 
     def _timed_first(self, attempt: Attempt, effort: Effort) -> tuple[Build, Timing | None]:
         """Build and time an attempt before it is verified; return (build, timing).
 
         The timing is None if the build failed.
         """
-        self._ladder.prepare_later_rungs()
         build = self._built(attempt)
         if not build.ok:
             return build, None
@@ -386,9 +344,7 @@ class LocalJudge:
         with self.durations.of(Stage.SANITIZING):
             if effort is Effort.RECORD and verdict.accepted and self.task.device is Device.CUDA:
                 self.emit(Phase("checking the kernels' memory accesses with compute-sanitizer"))
-                known = self._checks.take(attempt, build)
-                lock = self.device_lock.beside
-                verdict = gated(self.referee, attempt, build, verdict, lock, known)
+                verdict = gated(self.referee, attempt, build, verdict, self.device_lock)
             if effort is not Effort.QUICK:
                 verdict = races.gated(self.referee, attempt, verdict)
         return verdict
@@ -447,7 +403,6 @@ class LocalJudge:
 
     def close(self) -> None:
         """End all processes and release all memory."""
-        self._checks.end()
         self._profiles.close()
         self._timer.close()
         self.referee.close()

@@ -152,7 +152,7 @@ def test_judges_verify_together_and_hold_no_lock_when_the_timer_takes_it(
 
     class Timer:
         def __init__(self, device_lock: DeviceLock) -> None:
-            self.device_lock, self.shared_device = device_lock, True
+            self.device_lock = device_lock
             self.referee = SimpleNamespace(task=None)
 
         def time(self, *_: Any) -> Any:
@@ -169,13 +169,12 @@ def test_judges_verify_together_and_hold_no_lock_when_the_timer_takes_it(
     class Judge(module.LocalJudge):
         def __init__(self, device_lock: DeviceLock) -> None:
             self.device_lock, self._verified_ahead = device_lock, None
-            self._checks: Any = None
             self._profiles: Any = SimpleNamespace(await_opened=lambda: None)
             self.task: Any = SimpleNamespace(device=Device.CPU)
             self._timer: Any = Timer(device_lock)
             self._ladder = TaskLadder(
                 self._timer,
-                SimpleNamespace(begin=lambda _: None, ready=()),  # type: ignore[arg-type]
+                SimpleNamespace(begin=lambda _: None),  # type: ignore[arg-type]
                 baselines=(),
                 fresh=False,
                 before_timing=lambda: None,
@@ -225,7 +224,7 @@ def test_judge_opens_shared_and_profiles_exclusively(
         processes = SimpleNamespace(compiled=None)
 
         def __init__(self, *_: Any, **__: Any) -> None:
-            self.large, self.crowded, self.bytes_per_call = large, large, 1
+            self.large, self.bytes_per_call = large, 1
             self.processes = SimpleNamespace(compiled=None)
             modes["opening"] = mode_of(device_lock)
 
@@ -247,7 +246,7 @@ def test_judge_opens_shared_and_profiles_exclusively(
 
     class Timer:
         def __init__(self, *_: Any, device_lock: DeviceLock) -> None:
-            self.device_lock, self.shared_device = device_lock, True
+            self.device_lock = device_lock
             self.referee = SimpleNamespace(task=None)
 
         @contextmanager

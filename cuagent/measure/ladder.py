@@ -160,7 +160,7 @@ def join_rungs(timer: Timer, found: Ladder, names: Sequence[str]) -> Ladder:
     timed_arms: dict[str, TimedArm] = {}
     errors: dict[str, tuple[float, bool]] = {}
     # The processes of a large task would not fit into the device's memory at the same time.
-    groups = [(name,) for name in names] if timer.referee.crowded else [tuple(names)]
+    groups = [(name,) for name in names] if timer.referee.large else [tuple(names)]
     for group in groups:
         with timer.untimed(group) as opened:
             timed_arms |= opened

@@ -49,8 +49,8 @@ class TaskLadder:
         """Rungs that only a record timing needs and that have not begun to open in the background.
         """
         self._compiles_later = False
-        """True if the rungs that only a record timing needs compile in the background of the first
-        attempts. False for a judge of rollouts, which makes no record timings."""
+        """True if the rungs that only a record timing needs compile in the background once an
+        attempt may be the result. False for a judge of rollouts, which makes no record timings."""
 
     def baselines(self, effort: Effort | None = None) -> tuple[str, ...]:
         """Return the names of the arms that attempts are timed against. A record timing may have
@@ -93,11 +93,11 @@ class TaskLadder:
     def _missing(self, wait_s: float | None) -> tuple[str, ...]:
         """Return the rungs to add to the ladder that is measured; see `measure`."""
         later = self.found.later if self.found is not None else ()
-        if later and self._timer.shared_device:
-            return self._compiler.compiled(later)
         if later and wait_s is not None:
             late = self._timer.still_opening(later, wait_s)
             later = tuple(name for name in later if name not in late)
+        if later and self._timer.shared_device:
+            later = self._compiler.compiled(later)
         return later
 
     def start_from(self, found: Ladder) -> bool:
@@ -117,32 +117,18 @@ class TaskLadder:
         """Begin to open the rungs that the record timing adds, in the background.
 
         They open after the profile that follows the ladder, because autotuning keeps the device
-        busy and the profile would wait for it. On a device with other judges those open that are
-        compiled by now; call this again for the others.
+        busy and the profile would wait for it.
         """
-        if not self._timer.shared_device:
-            self._timer.open_ahead(self._unopened)
-            self._unopened = ()
-        elif ready := [name for name in self._compiler.ready if name in self._unopened]:
-            self._unopened = tuple(name for name in self._unopened if name not in ready)
-            self._timer.open_ahead(ready, shared=True)
+        self._timer.open_ahead(self._unopened)
+        self._unopened = ()
 
-    def prepare_later_rungs(self) -> None:
-        """Compile and open the rungs that only a record timing needs, in the background.
+    def compile_later_rungs(self) -> None:
+        """Begin to compile the rungs that the record timing adds, if another judge uses the device.
 
-        Call it whenever an attempt is built or verified. On a device that other judges use, rungs
-        begin to compile at the first call, because autotuning takes 10 to 40 s, and open at a later
-        one. On a device with one judge they open at once.
+        On a device with one judge they open in the background instead.
         """
         if self.found is not None and self._compiles_later:
             self._compiler.begin(self.found.later)
-        self.open_later_rungs()
-
-    def open_for_record(self) -> None:
-        """Begin to open the processes of a record timing, in the background of a verification."""
-        if self.found is not None:
-            later = [name for name in self._compiler.ready if name in self.found.later]
-            self._timer.open_for_record([*self.found.proposed, *later])
 
     def compile_first_rungs(self, compiled: Collection[str] = ()) -> tuple[str, ...]:
         """Compile the rungs that the ladder begins with, without those that were `compiled` before;

@@ -178,7 +178,6 @@ def test_rungs_of_a_large_task_join_although_their_processes_do_not_stay_open(
 ) -> None:
     monkeypatch.setattr("cuagent.measure.ladder.rungs_of", lambda *_: ("eager", SLOW, "compile"))
     monkeypatch.setattr(Referee, "large", True)
-    monkeypatch.setattr(referee, "crowded", True)
     with Timer(referee) as timer:
         first = measure_ladder(timer, whole=False, cache=tmp_path)
         joined = join_rungs(timer, first, (*first.later, "compile"))

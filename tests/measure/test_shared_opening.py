@@ -15,15 +15,12 @@ import pytest
 
 from cuagent.arms import EAGER
 from cuagent.attempt import Attempt
-from cuagent.build import build
 from cuagent.device_lock import DeviceLock, Sharing
 from cuagent.measure.profile.prewarmed import Profiles
 from cuagent.measure.roofline import count
 from cuagent.measure.timing import baselines
-from cuagent.measure.timing.rounds import TWIN
 from cuagent.measure.timing.timer import Timer
 from cuagent.task import Device, load_task
-from cuagent.timing import Effort
 from cuagent.verify import Referee
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.weights import Weights
@@ -309,89 +306,3 @@ def test_child_that_cannot_be_stopped_continues(
 def state_of(session: Session) -> str:
     """Return the state of a session's process, as in proc(5)."""
     return Path(f"/proc/{session.pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def test_rungs_open_in_the_background_and_stop_while_another_timing_has_the_device(
-    referee: Referee, tmp_path: Path
-) -> None:
-    ours, theirs = DeviceLock(tmp_path / "gpu-0"), DeviceLock(tmp_path / "gpu-0")
-    with Timer(referee, (EAGER, OTHER), device_lock=ours) as timer:
-        assert timer.batch is not None  # before the models are slow
-        (tmp_path / "slow").write_text(str(FEW))
-        timer.open_ahead([OTHER])
-        assert not timer.still_opening([OTHER], 0.0), "only with `shared` on a shared device"
-        other = Other(theirs, tmp_path, 1, 1.0)
-        timer.open_ahead([OTHER], shared=True)
-        assert timer.still_opening([OTHER], 0.0) == (OTHER,), "it waited"
-        assert not timer.still_opening([OTHER], 60.0)
-        other.check()
-        count = len(list(tmp_path.glob("steps-*")))
-        with timer.untimed((OTHER,)) as opened:
-            assert opened.keys() == {OTHER}
-        assert len(list(tmp_path.glob("steps-*"))) == count, "it was opened again"
-
-
-def test_rungs_that_open_in_the_background_stop_for_their_own_judges_timing(
-    referee: Referee, tmp_path: Path
-) -> None:
-    ours = DeviceLock(tmp_path / "gpu-0")
-    with Timer(referee, (EAGER, OTHER), device_lock=ours) as timer:
-        assert timer.batch is not None
-        (tmp_path / "slow").write_text(str(FEW))
-        timer.open_ahead([OTHER], shared=True)
-        while not steps(tmp_path):
-            time.sleep(0.01)
-        with ours.exclusive(), timer.nothing_opens():
-            begun = time.monotonic()
-            time.sleep(0.5)
-            ended = time.monotonic()
-        assert not timer.still_opening([OTHER], 60.0)
-        found = steps(tmp_path)
-        assert not [step for step in found if begun <= step <= ended], "not alone"
-        assert [step for step in found if step > ended]
-
-
-def test_processes_of_a_record_timing_open_in_the_background_before_it(
-    tmp_path: Path, fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each round has fresh ones: those that opened before, as long as there are some."""
-    from cuagent.measure.timing import round_runner
-    from cuagent.measure.timing.round_runner import RoundRunner
-
-    for module in (baselines, round_runner):
-        monkeypatch.setattr(module, "TOGETHER", (Device.CPU,))
-    monkeypatch.setattr(round_runner, "MOST_AHEAD", 5)
-    path = tmp_path / "task.py"
-    path.write_text(TASK)
-    log: list[Any] = []
-    fork, repeats = baselines.Baselines._fork, RoundRunner._repeats
-
-    def forked(self: Any, name: str) -> Any:
-        if not name.startswith(TWIN):  # opened on a CPU only
-            log.append("open")
-        return fork(self, name)
-
-    def repeated(self: Any, timed_arms: Any, *more: Any) -> Any:
-        log.append([timed_arms[name].session.pid for name in (EAGER, OTHER, "candidate")])
-        return repeats(self, timed_arms, *more)
-
-    monkeypatch.setattr(baselines.Baselines, "_fork", forked)
-    monkeypatch.setattr(RoundRunner, "_repeats", repeated)
-    attempt = Attempt((("model_new.py", TASK.replace("class Model", "class ModelNew")),))
-    with (
-        Referee(load_task(path, device="cpu"), fork_server=fork_server) as opened,
-        Timer(opened, (EAGER, OTHER), device_lock=DeviceLock(tmp_path / "gpu-0")) as timer,
-    ):
-        assert timer.batch is not None
-        timer.open_for_record((EAGER, OTHER))
-        assert len(log) < 4, "it waited"
-        timing = timer.time(attempt, build(attempt, Device.CPU), Effort.RECORD)
-        assert not timer._baselines._spare
-    assert timing.arm("candidate") is not None
-    rounds = [entry for entry in log if entry != "open"]
-    first, second, third = (log.index(taken) for taken in rounds[:3])
-    assert log[:first] == ["open"] * 4
-    assert second == first + 1, "processes opened between the first two rounds"
-    assert log[second + 1 : third] == ["open"] * 2
-    for arm in zip(*rounds[:4], strict=True):
-        assert len(set(arm)) == 4, "a process was used in two rounds"

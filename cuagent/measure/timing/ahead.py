@@ -15,13 +15,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager, suppress
-from threading import Thread
+from contextlib import contextmanager, suppress
 
-from cuagent.device_lock import DeviceLock
 from cuagent.measure.timing.timed_arm import TimedArm
 from cuagent.worker import Session
-from cuagent.worker.giving_way import POLL_S
 
 Begin = Callable[[str], Session]
 """Function that forks the process of the baseline with the given name. Raises ForkServerError."""
@@ -49,14 +46,8 @@ class OpenedAhead:
         changes."""
         self._running = threading.Event()
         self._running.set()
-        self._pauses = 0
-        """Number of contexts `paused` that are open, in all threads."""
         self._ended = False
         self._paused_s = self._stopped_at = 0.0
-        self._sharing = threading.Lock()
-        """Mutex of `_shares`."""
-        self._shares = False
-        """True while a thread shares the device for the baselines that start here."""
 
     def start(self, names: Sequence[str]) -> None:
         """Start these baselines in the background, in this order; skip those that were started
@@ -65,58 +56,8 @@ class OpenedAhead:
             if name not in self._futures and not self._ended:
                 self._futures[name] = self._pool.submit(self._open, name)
 
-    def start_sharing(
-        self, names: Sequence[str], lock: DeviceLock, drain_s: Callable[[Sequence[str]], float]
-    ) -> None:
-        """Start these baselines on a device that other judges use; see `start`.
-
-        They begin when a thread has acquired `lock` shared. It stops them while another use is
-        exclusive, which it lets wait until the GPU has finished what they queued (`drain_s`).
-        """
-        with self._sharing:
-            if self._shares:
-                self.start(names)
-                return
-            paused = ExitStack()
-            paused.enter_context(self.paused())
-            self.start(names)
-            self._shares = True
-        # Without the durations of `lock`, because other stages go on meanwhile.
-        own = DeviceLock(lock.lock, uses=lock.uses)
-        Thread(target=self._share, args=(own, paused, drain_s), daemon=True).start()
-
-    def _share(
-        self, lock: DeviceLock, paused: ExitStack, drain_s: Callable[[Sequence[str]], float]
-    ) -> None:
-        """Share the device while baselines start here; the function of a background thread."""
-        with lock.shared() as sharing:
-            paused.close()
-            while self._goes_on():
-                if lock.is_awaited:
-                    with self.paused() as stopped:
-                        if stopped:
-                            time.sleep(drain_s(list(self._futures)))
-                            sharing()
-                time.sleep(POLL_S)
-
-    def _goes_on(self) -> bool:
-        """Return True while baselines start here; False ends the thread that shares the device."""
-        with self._sharing:
-            self._shares = self.is_opening
-            return self._shares
-
     def __contains__(self, name: str) -> bool:
         return name in self._futures
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The baselines that were started and not taken."""
-        return tuple(self._futures)
-
-    @property
-    def ready(self) -> tuple[str, ...]:
-        """Those of `names` that have opened or failed."""
-        return tuple(name for name, future in list(self._futures.items()) if future.done())
 
     def unfinished(self, names: Sequence[str], seconds: float) -> tuple[str, ...]:
         """Wait at most `seconds` for these baselines; return the names of those that are not
@@ -128,7 +69,7 @@ class OpenedAhead:
     @property
     def is_opening(self) -> bool:
         """True if a baseline is starting now or waits for its turn."""
-        return any(not future.done() for future in list(self._futures.values()))
+        return any(not future.done() for future in self._futures.values())
 
     def take(self, name: str) -> TimedArm:
         """Wait until a baseline is ready and return it; the caller then owns its session.
@@ -145,23 +86,14 @@ class OpenedAhead:
     @contextmanager
     def paused(self, beside: Sequence[Session] = ()) -> Iterator[bool]:
         """Stop the processes that are starting here, and those of the sessions `beside` them, until
-        the block ends. Yields False if one cannot be stopped.
-
-        Two threads may pause at the same time: the processes run again after both.
-        """
+        the block ends. Yields False if one cannot be stopped."""
         with self._opening:
-            self._pauses += 1
             stopped = self._stop(beside)
         try:
             yield stopped
         finally:
             with self._opening:
-                self._pauses -= 1
-                if self._pauses:
-                    for session in beside:
-                        session.unpause()
-                else:
-                    self._continue(beside)
+                self._continue(beside)
 
     @contextmanager
     def running_after(self, seconds: float) -> Iterator[None]:
@@ -193,9 +125,8 @@ class OpenedAhead:
 
     def _stop(self, beside: Sequence[Session] = ()) -> bool:
         """Stop all processes; return False if one cannot be stopped. `_opening` must be held."""
-        if self._running.is_set():
-            self._running.clear()
-            self._stopped_at = time.perf_counter()
+        self._running.clear()
+        self._stopped_at = time.perf_counter()
         stopped = [session.pause() for session in (*self._sessions.values(), *beside)]
         return all(stopped)
 

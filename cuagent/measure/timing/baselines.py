@@ -48,11 +48,7 @@ TUNED = (AUTOTUNED, "cudnn_benchmark")
 LEAST_DRAIN_S, DRAINED_CALLS = 0.1, 10
 """Seconds, and number of calls of the reference, in which a GPU finishes the work of stopped
 processes that try no kernels."""
-SPARE = " for a later round"
-"""End of the name under which a baseline's process opens for a later round."""
-SPARES_S = 3.0
-"""Longest wait in seconds for such processes; a round opens those that are missing."""
-OPENED_AT_ONCE = {Device.CPU: 1, Device.CUDA: 8}
+OPENED_AT_ONCE = {Device.CPU: 1, Device.CUDA: 4}
 """Number of baselines that open in the background at the same time."""
 
 
@@ -78,8 +74,6 @@ class Baselines:
         """Baselines that had a process, so that their graphs are in the cache of compiled code."""
         self._lost: set[str] = set()
         """Baselines whose process ended once while it was timed."""
-        self._spare: dict[str, list[TimedArm]] = {}
-        """Processes that opened for later rounds of a record timing, by baseline."""
         self._batch: Batch | None = None
         self._kept: tuple[str, ...] = ()
         self._ahead: OpenedAhead | None = None
@@ -108,8 +102,6 @@ class Baselines:
         self.names = tuple(names)
         for name in self._warm.keys() - {*self.names, *self._kept, TWIN}:
             self._warm.pop(name).session.close()
-        for name in self._spare.keys() - {*self.names, TWIN}:
-            self._close_spares(name)
 
     def keep(self, names: Sequence[str]) -> None:
         """Let the processes of these baselines stay open for a later timing, even while others are
@@ -117,11 +109,7 @@ class Baselines:
         self._kept = tuple(names)
 
     def open_ahead(self, names: Sequence[str]) -> None:
-        """Start to open baselines in the background; skip those that are open or have failed.
-
-        On a shared device the processes stop while another use of it is exclusive. Then wait for
-        them (`await_opening`) only while the device is not held.
-        """
+        """Start to open baselines in the background; skip those that are open or have failed."""
         if self._ahead is None:
             batch = self.batch
             slot = batch.inputs.count - 1
@@ -135,14 +123,7 @@ class Baselines:
             self._ahead = OpenedAhead(
                 self._fork, first_call, OPENED_AT_ONCE[self.device], self._count_opening
             )
-        missing = [n for n in names if n not in self._warm and n not in self.failed]
-        if self.device_lock.lock is None:
-            self._ahead.start(missing)
-        else:
-            self._ahead.start_sharing(missing, self.device_lock, self._drain_s)
-
-    def _drain_s(self, opening: Sequence[str]) -> float:
-        return drain_s(self.device, opening, self.referee.facts.call_s)
+        self._ahead.start([n for n in names if n not in self._warm and n not in self.failed])
 
     def _count_opening(self, name: str, seconds: float) -> None:
         tunes = AUTOTUNED in name
@@ -165,16 +146,12 @@ class Baselines:
         return self._ahead.unfinished(names, seconds) if self._ahead is not None else ()
 
     def await_opening(self) -> None:
-        """Wait until no baseline to be timed is still opening in the background, and a short time
-        for the processes of later rounds."""
+        """Wait until no baseline to be timed is still opening in the background."""
         ahead = self._ahead
-        if ahead is None:
-            return
-        for name in self.names:
-            if name in ahead:
+        for name in self.names if ahead is not None else ():
+            if ahead is not None and name in ahead:
                 self._emit(Phase(f"timing: opening {name}"))
                 ahead.unfinished([name], COMPILE_S)
-        ahead.unfinished([name for name in ahead.names if SPARE in name], SPARES_S)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -183,9 +160,7 @@ class Baselines:
             yield
             return
         with self._ahead.paused():
-            # On a shared device they were stopped before it was acquired.
-            alone = self.device_lock.lock is None
-            if alone and self._ahead.is_opening and self.device is Device.CUDA:
+            if self._ahead.is_opening and self.device is Device.CUDA:
                 time.sleep(DRAIN_S)
             yield
 
@@ -229,8 +204,6 @@ class Baselines:
         names = self.names
         if self.device is Device.CPU and EAGER in names:
             names = (*names, TWIN)
-        for name in [name for name in names if name not in self._warm and self._spare.get(name)]:
-            self._warm[name] = self._spare[name].pop()
         if self.device_lock.lock is None:
             self._open_in_parallel(batch)
         else:
@@ -265,12 +238,10 @@ class Baselines:
 
         One eager process kept for twelve timings measured 1.52 times slower than each fresh
         candidate on a machine with 16 cores; the cause is unknown (docs/concepts/timing.md). So
-        eager's process is as new as the candidate's in each timing. Processes that were not part of
-        a timing yet are still fresh. Those for which fresh ones are open end in any case.
+        eager's process is as new as the candidate's in each timing.
         """
         for name, timed_arm in list(self._warm.items()):
-            renewed = timed_arm.opened_s < allowed_s or bool(self._spare.get(name))
-            if timed_arm.is_used and renewed:
+            if timed_arm.opened_s < allowed_s:
                 timed_arm.session.close()
                 del self._warm[name]
 
@@ -279,43 +250,11 @@ class Baselines:
         if (timed_arm := self._warm.pop(name, None)) is not None:
             timed_arm.session.close()
 
-    def mark_used(self) -> None:
-        """Note that all open processes that are timed now were part of a timing."""
-        for name in {*self.names, TWIN} & self._warm.keys():
-            self._warm[name].is_used = True
-
-    def open_spares(self, names: Sequence[str], rounds: int) -> None:
-        """Start to open fresh processes of these baselines for `rounds` rounds of a later record
-        timing, in the background."""
-        names = [name for name in names if name not in self.failed]
-        self.open_ahead([f"{name}{SPARE} {n}" for n in range(rounds) for name in names])
-
-    def take_spares(self) -> None:
-        """Take over the processes that have opened in the background for rounds of this timing."""
-        if self._ahead is None:
-            return
-        for opened_as in self._ahead.ready:
-            name, is_spare, _ = opened_as.partition(SPARE)
-            if is_spare:
-                with suppress(SessionEnded, ForkServerError):
-                    self._spare.setdefault(name, []).append(self._ahead.take(opened_as))
-
-    def end_spares(self) -> None:
-        """End the processes that opened for later rounds and were not needed."""
-        self.take_spares()
-        for name in list(self._spare):
-            self._close_spares(name)
-
-    def _close_spares(self, name: str) -> None:
-        for timed_arm in self._spare.pop(name, []):
-            timed_arm.session.close()
-
     def close(self) -> None:
         """End all processes and free the memory of the batch. A second call does nothing."""
         if self._ahead is not None:
             self._ahead.end()
             self._ahead = None
-        self.end_spares()
         while self._warm:  # a thread that was interrupted while it opened one may still add it
             _, timed_arm = self._warm.popitem()
             timed_arm.session.close()
@@ -327,10 +266,8 @@ class Baselines:
     def _open_and_warm(self, name: str, batch: Batch, sharing: Sharing) -> TimedArm | None:
         """Return the warmed-up timed arm of one baseline, opened if necessary; None if it fails.
 
-        If its process has ended or was lost, it is opened once more; so is one that failed in the
-        background of other work on a shared device, which may have taken the memory.
+        If its process has ended or was lost, it is opened once more.
         """
-        beside = self.device_lock.lock is not None and name in self._opening_ahead
         for is_last_try in (False, True):
             try:
                 with self._background_after(STALL_S):
@@ -340,16 +277,13 @@ class Baselines:
                     return warmed(name, warm_arm.session, batch, opened_s=warm_arm.opened_s)
             except SessionEnded as error:
                 was_open = self._warm.pop(name, None) is not None
-                if is_last_try or not (was_open or beside or error.status is Status.LOST):
+                if is_last_try or not (was_open or error.status is Status.LOST):
                     self.failed[name] = str(error)
                     break
         return None
 
     def _background_after(self, seconds: float) -> AbstractContextManager[None]:
-        # On a shared device they run again by themselves, once the device is given away.
-        if self._ahead is None or self.device_lock.lock is not None:
-            return nullcontext()
-        return self._ahead.running_after(seconds)
+        return nullcontext() if self._ahead is None else self._ahead.running_after(seconds)
 
     def _missing(self) -> list[str]:
         """Return the baselines to open at the same time, without warming them up.
@@ -357,7 +291,7 @@ class Baselines:
         On a GPU a process takes one to three seconds to open, and every round of a record timing
         opens some. If one fails, `_open_and_warm` tries it again and reports a failure.
         """
-        if self.device not in TOGETHER or self.referee.crowded:
+        if self.device not in TOGETHER or self.referee.large:
             return []
         known = {*self._warm, *self.failed, *self._opening_ahead}
         return [name for name in self.names if name not in known]
@@ -418,8 +352,7 @@ class Baselines:
             raise
         return TimedArm(name, session, time.perf_counter() - begun)
 
-    def _fork(self, opened_as: str) -> Session:
-        name = opened_as.partition(SPARE)[0]
+    def _fork(self, name: str) -> Session:
         arm, graphs = EAGER if name == TWIN else name, compiled_graphs(again=name in self._begun)
         self._begun.add(name)
         return self.referee.processes.begin_reference(arm, environment=graphs, cores=self.cores)

@@ -67,7 +67,7 @@ class CandidateProcess:
     def begin(self, attempt: Attempt) -> None:
         """On a GPU, fork the candidate's process now, so that CUDA starts in it while the baselines
         open."""
-        if self._prewarmed is None and self.device is Device.CUDA and not self.referee.crowded:
+        if self._prewarmed is None and self.device is Device.CUDA and not self.referee.large:
             waiting = self.referee.processes.waiting(attempt, cores=self._baselines.cores)
             self._prewarmed = attempt, waiting
 

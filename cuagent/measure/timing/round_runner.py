@@ -4,7 +4,7 @@ arms."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from cuagent.device_lock import DeviceLock, Sharing
 from cuagent.durations import Stage
 from cuagent.events import Emit, Phase
 from cuagent.measure import system_load
-from cuagent.measure.timing.baselines import TOGETHER, Baselines, warmed
+from cuagent.measure.timing.baselines import Baselines, warmed
 from cuagent.measure.timing.candidate_process import BUDGET_S, CandidateProcess
 from cuagent.measure.timing.repeats import Repeats
 from cuagent.measure.timing.rounds import LOOKS, TWIN, Round
@@ -25,16 +25,12 @@ from cuagent.measure.timing.timed_arm import TimedArm, contradiction_of, counted
 from cuagent.task import Device
 from cuagent.timing import Effort
 from cuagent.verify.batch import Batch
-from cuagent.verify.memory_plan import CONTEXT_BYTES, MemoryPlan
 from cuagent.verify.referee import Referee
 from cuagent.worker import SessionEnded
 
 ROUND_S = 1.5
 """Longest time in seconds for the repeats of one round of a record timing. Processes differ more
 than the repeats of one process, so longer rounds gain little."""
-MOST_AHEAD = 16
-"""Number of processes that may open in the background for a record timing. The driver creates
-three contexts a second, one after another, and fewer if many are open (H200)."""
 MAX_CALLS = 60 * MAX_SLOTS
 """Largest number of calls of the candidate in one round."""
 
@@ -79,8 +75,6 @@ class RoundRunner:
                 give_way()
                 if subject is not None:
                     self.candidate.begin(subject[0])
-                if effort is Effort.RECORD:
-                    self.baselines.take_spares()
                 timed_arms = self.baselines.timed_arms(batch, give_way, self.candidate.waiting)
                 if subject is not None:
                     self.emit(Phase("timing: opening the attempt", passing=True))
@@ -94,7 +88,6 @@ class RoundRunner:
             self.emit(
                 Phase(_progress(effort, rounds_done, len(timed_arms.keys() - {TWIN})), passing=True)
             )
-            self.baselines.mark_used()
             with one_thread(self.device):
                 wrong, slowed = self._repeats(timed_arms, batch, effort) if timed_arms else ("", 0)
             left = session is not None and system_load.threads_outside(
@@ -122,22 +115,6 @@ class RoundRunner:
             slowed,
         )
 
-    def open_for_record(self, names: Sequence[str]) -> None:
-        """Start to open fresh processes of these baselines for the first rounds of a record timing,
-        while other work goes on.
-
-        At most `MOST_AHEAD`, which may take half of the free memory. None for a large task, nor
-        where processes open one after the other.
-        """
-        room = self.referee.room
-        if self.device not in TOGETHER or self.referee.large or not names:
-            return
-        rounds, available = MOST_AHEAD // len(names), room.available(self.device.value)
-        while rounds > 0 and 2 * _idle_bytes(room, rounds * len(names)) > available:
-            rounds -= 1
-        if rounds:
-            self.baselines.open_spares(names, min(rounds, LOOKS.rounds[0]))
-
     def _repeats(
         self, timed_arms: Mapping[str, TimedArm], batch: Batch, effort: Effort
     ) -> tuple[str, int]:
@@ -158,12 +135,6 @@ class RoundRunner:
         )
         with slices.held(_stage(timed_arms, effort)):
             return repeats.run(budget, slices.give_way), repeats.slowed
-
-
-def _idle_bytes(room: MemoryPlan, models: int) -> int:
-    """Return the bytes of memory that the processes of a timing of `models` models take."""
-    contexts = models * CONTEXT_BYTES if room.on_gpu else 0
-    return room.timing(models) + contexts
 
 
 def _stage(timed_arms: Mapping[str, TimedArm], effort: Effort) -> Stage:

@@ -79,8 +79,6 @@ class TimedArm:
     """Time of one single call after each block; empty if blocks have one call."""
     memory: int | None = None
     """GPU memory of the process in bytes, CUDA context included."""
-    is_used: bool = False
-    """True if the process was part of a timing before."""
 
     @property
     def claims(self) -> list[float]:

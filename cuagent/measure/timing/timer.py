@@ -147,7 +147,7 @@ class Timer:
         OracleLost or ForkServerError. On a shared device it gives `sharing` (from
         `opening`) away while these open. Nothing is prewarmed for a large task.
         """
-        if self.referee.crowded:
+        if self.referee.large:
             return _open_nothing
         self._set_baselines(baselines)
         if attempt is None:
@@ -167,7 +167,7 @@ class Timer:
         """
         self._candidate.discard()
         self._set_baselines(baselines)
-        if self.referee.crowded:
+        if self.referee.large:
             self.close()
         elif self.shared_device:
             self._baselines.end(EAGER)
@@ -185,30 +185,16 @@ class Timer:
 
     def keep(self, baselines: Sequence[str]) -> None:
         """Let the processes of these baselines stay open even while others are timed."""
-        self._baselines.keep(() if self.referee.crowded else baselines)
+        self._baselines.keep(() if self.referee.large else baselines)
 
-    def open_ahead(self, baselines: Sequence[str], *, shared: bool = False) -> None:
+    def open_ahead(self, baselines: Sequence[str]) -> None:
         """Start to open baselines in the background.
 
-        Does nothing for a large task, whose only set of outputs another process may be using. On a
-        shared device, where another judge may be timing, it does nothing without `shared`. With it,
-        the processes stop while a timing has the device, and none starts if the free memory does
-        not suffice for a timing of all open models.
+        Does nothing for a large task, nor on a shared device, where another judge may be timing.
         """
         names = [name for name in baselines if name != EAGER]
-        if not names or self.referee.large or (self.shared_device and not shared):
-            return
-        room = self.referee.room
-        most = room.timing(len({*names, *self.baselines, *self.opened()}) + 1)
-        if not shared or most <= room.available(self.device.value):
+        if names and not self.referee.large and not self.shared_device:
             self._baselines.open_ahead(names)
-
-    def open_for_record(self, baselines: Sequence[str]) -> None:
-        """Start to open fresh processes of these baselines for a record timing, in the background.
-
-        Only where baselines open at the same time, and if the memory suffices.
-        """
-        self._runner.open_for_record(baselines)
 
     @contextmanager
     def untimed(self, baselines: Sequence[str]) -> Iterator[dict[str, TimedArm]]:
@@ -268,11 +254,9 @@ class Timer:
         """Wait until the baselines to be timed are open, then return a context in which none opens.
 
         Acquire a device lock before entering the context: a process that is stopped by it may hold
-        the lock. On a shared device the processes in the background are stopped by then, so they
-        are not waited for.
+        the lock.
         """
-        if not self.shared_device:
-            self._baselines.await_opening()
+        self._baselines.await_opening()
         return self._baselines.paused()
 
     def opening_paused(self, needed: Sequence[str]) -> AbstractContextManager[None]:
@@ -343,8 +327,6 @@ class Timer:
                     self._baselines.end(rounds.process_to_replace)
         except SessionEnded as ended:
             failed = str(ended)
-        finally:
-            self._baselines.end_spares()
         seconds = time.perf_counter() - started
         return self._timing(rounds, subject, effort, failed, seconds, every_baseline)
 
