@@ -65,20 +65,10 @@ class DeviceLock:
     uses: LockUses = field(default_factory=LockUses, compare=False)
     """Figures of all uses by this process."""
 
-    background: Path | None = None
-    """Lock file between this judge and its own work in the background, on a device that no other
-    process uses. Only exclusive uses acquire it; the work in the background shares it (`beside`).
-    """
-
     @property
     def is_awaited(self) -> bool:
         """True if another process waits for the exclusive lock."""
         return self._asked() is not None
-
-    @property
-    def beside(self) -> DeviceLock:
-        """The lock for this judge's own work in the background, beside the use of this lock."""
-        return self if self.lock is not None else DeviceLock(self.background)
 
     @property
     def is_shared(self) -> bool:
@@ -143,11 +133,7 @@ class DeviceLock:
         """Context that acquires the exclusive lock: no other process uses the device."""
         stage = self.durations.current
         with ExitStack() as stack:
-            queue_s, drain_s = 0.0, 0.0
-            if self.lock is not None:
-                queue_s, drain_s = self._acquire(stack)
-            elif self.background is not None:
-                stack.enter_context(self.beside.exclusive())
+            queue_s, drain_s = self._acquire(stack) if self.lock is not None else (0.0, 0.0)
             self.uses.add(
                 stage, exclusive=1, queue_s=queue_s, drain_s=drain_s, drain_longest_s=drain_s
             )

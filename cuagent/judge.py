@@ -11,7 +11,7 @@ contradicts itself withdraws the acceptance.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -151,17 +151,28 @@ class LocalJudge:
         with self._timer.opening() as give_way:
             self._timer.prewarm(None, self._ladder.baselines(), give_way)()
 
-    def prepare_ladder(self, compiled: Collection[str] = ()) -> None:
-        """Compile and open the rungs that are measured first; `compiled` ones only open.
+    def prepare_ladder(
+        self,
+        compiled: Callable[[], Collection[str]] = tuple,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Compile and open the rungs that are measured first.
 
-        Does nothing on a device that no other judge uses: there `measure_ladder` compiles them.
+        `compiled` waits for rungs that compile already, which only open. `meanwhile` is called in
+        this thread while the rungs compile in others. On a device that no other judge uses nothing
+        else is done: there `measure_ladder` compiles the rungs.
         """
-        if self._ladder.found is None and self.device_lock.lock is not None:
-            self.emit(Phase("compiling the rungs"))
-            names = self._ladder.compile_first_rungs(compiled)
-            self.emit(Phase("opening the rungs"))
-            with self._timer.opening() as give_way:
-                self._timer.prewarm(None, names, give_way)()
+        if self._ladder.found is not None or self.device_lock.lock is None:
+            meanwhile()
+            return
+        self.emit(Phase("compiling the rungs"))
+        with ThreadPoolExecutor(1) as executor:
+            compiling = executor.submit(lambda: self._ladder.compile_first_rungs(compiled()))
+            meanwhile()
+            names = compiling.result()
+        self.emit(Phase("opening the rungs"))
+        with self._timer.opening() as give_way:
+            self._timer.prewarm(None, names, give_way)()
 
     # -- judgements
 

@@ -12,11 +12,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -49,27 +48,12 @@ TRAMPOLINE = "/usr/bin/env"
 compute-sanitizer first calls access() on its program. That would fail for a Python in a private
 home folder, although the sandbox allows executing it.
 """
-UNAWAITED_S = 30.0
-"""Seconds that a command in the background may take beyond its time limit, while nothing waits for
-its result."""
-EXCEEDED = "exceeded its time limit"
-"""Text of the report of a tool that did not end in time."""
 INVALID = "Invalid __"
 """Start of a report line on a memory access that the driver would reject.
 
 Such an access rejects an attempt in any kernel, also in a library's.
 """
 _SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
-
-
-@dataclass(frozen=True)
-class Patience:
-    """State of a check in the background, which decides how long its commands may take."""
-
-    awaited: threading.Event = field(default_factory=threading.Event)
-    """Set when a caller waits for the check: the time limit counts from then on."""
-    cancelled: threading.Event = field(default_factory=threading.Event)
-    """Set when nobody needs the check any more: its commands end now."""
 
 
 class Outcome(StrEnum):
@@ -159,12 +143,11 @@ def run(
     limit_s: float,
     device_lock: DeviceLock = UNSHARED,
     needless: Callable[[], bool] = lambda: False,
-    patience: Patience | None = None,
 ) -> tuple[int | None, str]:
     """Run a command in `folder`; return its exit status and its printed text.
 
     The status is None if the command exceeded `limit_s` seconds, could not be suspended, or became
-    `needless` before it ended. A command in the background may take longer, as its `patience` says.
+    `needless` before it ended.
 
     The command uses the device in shared mode. It is suspended while another process uses the
     device exclusively; suspended time does not count against `limit_s`. At the end all its
@@ -179,23 +162,13 @@ def run(
         with Supervised(command, folder, inherited_environment(), report) as process:
             exited = False
             with suppress(suspend.SuspendError):
-                while not (exited or _is_over(deadline, patience) or needless()):
+                while not exited and time.monotonic() < deadline and not needless():
                     exited = process.wait(POLL_S)
                     if not exited and device_lock.is_awaited:
                         deadline += _give_way(process, give_way)
             status = process.status() if exited else None
         report.seek(0)
         return status, report.read(MAX_READ)
-
-
-def _is_over(deadline: float, patience: Patience | None) -> bool:
-    """Return True if a command with this deadline, a time of the monotonic clock, must end."""
-    if patience is None:
-        return time.monotonic() >= deadline
-    if patience.cancelled.is_set():
-        return True
-    extra_s = 0.0 if patience.awaited.is_set() else UNAWAITED_S
-    return time.monotonic() >= deadline + extra_s
 
 
 def _give_way(process: Supervised, give_way: GiveWay) -> float:
@@ -219,7 +192,7 @@ def read(tool: str, status: int | None, text: str, own: Collection[str]) -> Repo
     `status` is None after a timeout. `own` are the names of the attempt's kernels.
     """
     if status is None:
-        return Report(tool, Outcome.UNKNOWN, EXCEEDED)
+        return Report(tool, Outcome.UNKNOWN, "exceeded its time limit")
     if status == FOUND:
         named = not set(own).isdisjoint(re.findall(r"\w+", text))
         outcome = Outcome.FAULTY if named or INVALID in text else Outcome.ELSEWHERE

@@ -28,12 +28,6 @@ SLICE_RUNS = 3
 
 They belong to one run, its perturbed inputs and the temporaries of a perturbation.
 """
-KEPT_ARMS = 9
-"""Number of models in a usual record timing, with the candidate."""
-KEPT_SHARE = 2 / 3
-"""Largest share of the free memory that processes of a large task may fill while they are kept."""
-CONTEXT_BYTES = 1 << 29
-"""Assumed GPU memory in bytes of a process's CUDA context."""
 DRAW_TEMPORARIES = 4
 """Number of copies of a tensor that exist while it is drawn."""
 
@@ -187,22 +181,6 @@ class MemoryPlan:
         )
         models = self._models + (arms + 1) * self.state
         return models + batch + max(own, judged)
-
-    def keeps_processes(self, available: int) -> bool:
-        """Return True if a GPU with `available` free bytes holds the processes of a timing of
-        `KEPT_ARMS` models also between two timings, beside a verdict, and if all of them may open
-        at the same time.
-
-        A process that opens has the tensors of one call; later it keeps its weights and context.
-        """
-        if not self.large:
-            return True
-        if not self.on_gpu:
-            return False
-        batch = 2 * self.inputs + 4 * self.outputs
-        idle = batch + KEPT_ARMS * (self.state + CONTEXT_BYTES)
-        opening = idle + KEPT_ARMS * self._worker
-        return max(self.verdict + idle, self._models + opening) <= KEPT_SHARE * available
 
     @property
     def _worker(self) -> int:

@@ -117,10 +117,6 @@ class Referee:
         self.facts = self.processes.facts
         self.room = MemoryPlan.of(self.facts, self.task.device, self.budget)
         self.room.assure(self.task, "a verdict", self.room.verdict)
-        available = self.room.available(self.task.device.value)
-        self.crowded = not self.room.keeps_processes(available)
-        """True for a large task whose idle processes must end, because they would fill the
-        device."""
         self.context = VerifyContext.open(self.task, self.facts, self.room)
         self.batches = TimedBatches(self.processes, self.context)
         """Input sets and outputs of timed calls."""

@@ -50,6 +50,7 @@ from cuagent.verify.referee import Referee
 from cuagent.verify.tool_runs import (
     INITCHECK,
     RACECHECK,
+    Reports,
     Run,
     ToolRuns,
     common_rows,
@@ -129,20 +130,18 @@ def gated(
     build: Build,
     verdict: Verdict,
     device_lock: DeviceLock = UNSHARED,
-    known: Check | None = None,
 ) -> Verdict:
     """Run compute-sanitizer on an accepted attempt on a GPU; return the verdict with its result.
 
     A fault changes the verdict to a rejection; other reports become notes. Other verdicts are
     returned unchanged. The tools share the device and stop while another judge times, so the caller
-    must not hold `device_lock`. `known` is the complete check of this attempt and build, if it ran
-    in the background (`sanitize_ahead.py`). Raises OracleLost, TaskError.
+    must not hold `device_lock`. Raises OracleLost, TaskError.
     """
     if referee.task.device is not Device.CUDA or not verdict.accepted:
         return verdict
     if sanitizer() is None:
         return replace(verdict, notes=(*verdict.notes, MISSING))
-    check = known or sanitize(referee, attempt, build, device_lock=device_lock)
+    check = sanitize(referee, attempt, build, device_lock=device_lock)
     for report in check.reports:
         if report.outcome is Outcome.FAULTY:
             return replace(
@@ -168,24 +167,12 @@ def sanitize(
     The reports are empty for a CPU task, for an attempt that defines no kernel, without an
     installed compute-sanitizer, or if the build failed. Raises OracleLost, TaskError.
     """
-    found = applicable(referee, attempt, build, tools)
-    if found is None:
-        return Check(())
-    program, kernels, tools = found
-    return check(program, kernels, referee, attempt, build, tools, budget_s, device_lock)
-
-
-def applicable(
-    referee: Referee, attempt: Attempt, build: Build, tools: Sequence[str] = TOOLS
-) -> tuple[Path, frozenset[str], Sequence[str]] | None:
-    """Return (program, names of the kernels to instrument, tools) of a check; None if there is
-    nothing to check."""
     program, kernels = sanitizer(), own_kernels(attempt) or built_kernels(build)
     if program is None or referee.task.device is not Device.CUDA or not build.ok or not kernels:
-        return None
+        return Check(())
     if not allocates(attempt):
         tools = [tool for tool in tools if tool != INITCHECK]
-    return program, frozenset(kernels), tools
+    return check(program, kernels, referee, attempt, build, tools, budget_s, device_lock)
 
 
 def check(
@@ -205,113 +192,54 @@ def check(
     """
     begun = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="sanitize-", dir=referee.folder))
-    found = Check(())
+    reports: tuple[Report, ...] = ()
+    rows = raced = None
     compiled = referee.processes.compiled
     ends = begun + budget_s
     run = Run(program, attempt, build, referee.tier, kernels, compiled, ends, device_lock)
     try:
-        inputs = drawn(referee, device_lock)
-        for rows in _cuts(inputs, referee.facts.layouts.output.leaves):
-            found = CheckedCall.of(run, referee, folder, inputs, tools, rows).check()
-            if rows is None or not missed(found.reports, build):
+        with device_lock.shared() as give_way, referee.giving_way(give_way):
+            inputs = _inputs(referee)
+        outputs = referee.facts.layouts.output.leaves
+        for rows in _cuts(inputs, outputs):
+            used = inputs if rows is None else [t[: rows[0]] for t in inputs]
+            every = common_rows(used, outputs) if rows is None else rows[0]
+            few = few_rows(used, every) if RACECHECK in tools else None
+            found = _run_tools(run, referee, folder, used, tools, few)
+            reports, raced = found.each, (few, every) if few and every and found.few else None
+            if rows is None or not _missed(reports, build):
                 break
     except SandboxError as error:
-        found = Check((Report(tools[0], Outcome.UNKNOWN, str(error)),), tuple(sorted(kernels)))
+        reports = (Report(tools[0], Outcome.UNKNOWN, str(error)),)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return replace(found, seconds=time.monotonic() - begun)
+    return Check(reports, tuple(sorted(kernels)), rows, time.monotonic() - begun, raced)
 
 
-@dataclass(frozen=True)
-class CheckedCall:
-    """One call of an attempt that the tools check. They need no referee."""
+def _run_tools(
+    run: Run,
+    referee: Referee,
+    folder: Path,
+    inputs: Sequence[Tensor],
+    tools: Sequence[str],
+    few: int | None,
+) -> Reports:
+    """Run the tools on `inputs`, and racecheck also on their first `few` rows; return the
+    reports."""
+    shared = _shared_folder(referee, run.attempt, folder, SHARED)
+    of_few = None if few is None else _shared_folder(referee, run.attempt, folder, FEW)
 
-    run: Run
-    shared: Path
-    """Folder with the attempt and its model spec."""
-    few_folder: Path | None
-    """Folder like `shared` for racecheck on few rows; None if it runs on all rows only."""
-    weights: Sequence[Tensor]
-    inputs: Sequence[Tensor]
-    tools: Sequence[str]
-    at_once: int
-    """Number of processes that the GPU's free memory holds at the same time."""
-    rows: tuple[int, int] | None
-    """Cut of the inputs (`_cuts`)."""
-    few: tuple[int, int] | None
-    """(few rows, all rows that the other tools see)."""
+    def write() -> None:
+        weights = referee.context.weights.tensors()
+        _write_tensors(shared / WEIGHTS, weights, run.lock)
+        if of_few is not None:  # first, because racecheck takes longest
+            os.link(shared / WEIGHTS, of_few / WEIGHTS)
+            _write_tensors(of_few / INPUTS, [t[:few] for t in inputs], run.lock)
+        _write_tensors(shared / INPUTS, inputs, run.lock)
 
-    @staticmethod
-    def of(
-        run: Run,
-        referee: Referee,
-        folder: Path,
-        inputs: Sequence[Tensor],
-        tools: Sequence[str],
-        rows: tuple[int, int] | None,
-    ) -> CheckedCall:
-        """Prepare a call on the first rows of `inputs`, with the weights of their draw. Its tensors
-        are the referee's until `copied`."""
-        outputs = referee.facts.layouts.output.leaves
-        used = inputs if rows is None else [t[: rows[0]] for t in inputs]
-        every = common_rows(used, outputs) if rows is None else rows[0]
-        few = few_rows(used, every) if RACECHECK in tools else None
-        processes = len(tools) + (few is not None)
-        return CheckedCall(
-            run,
-            _shared_folder(referee, run.attempt, folder, SHARED),
-            None if few is None else _shared_folder(referee, run.attempt, folder, FEW),
-            referee.context.weights.tensors(),
-            used,
-            tools,
-            processes if _all_fit(referee, processes, used) else 1,
-            rows,
-            (few, every) if few and every else None,
-        )
-
-    def copied(self) -> CheckedCall:
-        """Return the same call with its own copies of the tensors, in the memory of the host."""
-        with self.run.lock.shared():
-            inputs, weights = (
-                [t.cpu() if t.is_cuda else t.clone() for t in tensors]
-                for tensors in (self.inputs, self.weights)
-            )
-        return replace(self, inputs=inputs, weights=weights)
-
-    def check(self) -> Check:
-        """Run the tools, and racecheck also on few rows; return their reports. Raises
-        SandboxError."""
-        begun = time.monotonic()
-        runs = ToolRuns(self.run, self.shared, self.few_folder)
-        found = runs.reports(self.tools, self.at_once, self._write)
-        kernels, raced = tuple(sorted(self.run.kernels)), self.few if found.few else None
-        return Check(found.each, kernels, self.rows, time.monotonic() - begun, raced)
-
-    def _write(self) -> None:
-        """Write the tensors, for which the processes of the tools wait."""
-        shared, lock = self.shared, self.run.lock
-        _write_tensors(shared / WEIGHTS, self.weights, lock)
-        if self.few_folder is not None and self.few is not None:
-            # first, because racecheck takes longest
-            os.link(shared / WEIGHTS, self.few_folder / WEIGHTS)
-            few_inputs = [t[: self.few[0]] for t in self.inputs]
-            _write_tensors(self.few_folder / INPUTS, few_inputs, lock)
-        _write_tensors(shared / INPUTS, self.inputs, lock)
-
-
-def first_call(
-    run: Run, referee: Referee, folder: Path, tools: Sequence[str], device_lock: DeviceLock
-) -> CheckedCall:
-    """Draw inputs and return the call that the tools check first. Raises OracleLost, TaskError."""
-    inputs = drawn(referee, device_lock)
-    rows = next(_cuts(inputs, referee.facts.layouts.output.leaves))
-    return CheckedCall.of(run, referee, folder, inputs, tools, rows)
-
-
-def drawn(referee: Referee, device_lock: DeviceLock) -> list[Tensor]:
-    """Return one draw of the task's own inputs, while the device is shared."""
-    with device_lock.shared() as give_way, referee.giving_way(give_way):
-        return _inputs(referee)
+    processes = len(tools) + (few is not None)
+    at_once = processes if _all_fit(referee, processes, inputs) else 1
+    return ToolRuns(run, shared, of_few).reports(tools, at_once, write)
 
 
 def _all_fit(referee: Referee, tools: int, inputs: Sequence[Tensor]) -> bool:
@@ -321,7 +249,7 @@ def _all_fit(referee: Referee, tools: int, inputs: Sequence[Tensor]) -> bool:
     return tools * each <= free(referee.task.device.value)
 
 
-def missed(reports: Sequence[Report], build: Build) -> bool:
+def _missed(reports: Sequence[Report], build: Build) -> bool:
     """Return True if a call on fewer rows may have skipped the attempt's kernels.
 
     That is so if no tool completed, or if the call ran none of the attempt's library functions.

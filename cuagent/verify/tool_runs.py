@@ -30,15 +30,7 @@ from cuagent.build import Build
 from cuagent.device_lock import UNSHARED, DeviceLock
 from cuagent.sandbox import Tier
 from cuagent.sandbox.beneath import open_folder, read_beneath
-from cuagent.verify.compute_sanitizer import (
-    MAX_READ,
-    Outcome,
-    Patience,
-    Report,
-    read,
-    run,
-    sandboxed,
-)
+from cuagent.verify.compute_sanitizer import MAX_READ, Outcome, Report, read, run, sandboxed
 from cuagent.worker.single import INPUTS, REACHED, WEIGHTS
 
 if TYPE_CHECKING:
@@ -71,8 +63,6 @@ class Run:
     ends: float
     """Time of the monotonic clock at which the tools must end."""
     lock: DeviceLock = UNSHARED
-    patience: Patience | None = None
-    """How long the tools may take in the background of other work; None in the foreground."""
 
 
 @dataclass(frozen=True)
@@ -185,9 +175,7 @@ class ToolRuns:
             command = sandboxed(given.program, tool, own, given.build, given.tier, kernels)
             seconds = max(given.ends - time.monotonic(), 0.0)
             status, text = run(
-                *(command, own, seconds, given.lock),
-                lambda: self._aborted.is_set() or needless(),
-                given.patience,
+                command, own, seconds, given.lock, lambda: self._aborted.is_set() or needless()
             )
             return read(tool, status, text, given.kernels)
 

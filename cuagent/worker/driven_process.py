@@ -129,10 +129,7 @@ class DrivenProcess:
                 except suspend.SuspendError as error:
                     stopped, self._outside_group = False, set(error.outside_group)
             # Seconds of vain attempts to stop the process count: it computed meanwhile.
-            now = time.monotonic()
-            if self._paused:
-                self._paused_s += now - self._paused_at
-            self._paused, self._paused_at = True, now
+            self._paused, self._paused_at = True, time.monotonic()
         return stopped
 
     def unpause(self) -> None:

@@ -37,16 +37,3 @@ def test_softmax_of_6_gib_fits_in_139_gib_but_not_in_80_gib() -> None:
     softmax = MemoryPlan(inputs=6 * GIB, outputs=6 * GIB, precise=12 * GIB)
     assert 80 * GIB < softmax.verdict < 139 * GIB
     assert 80 * GIB < softmax.timing(3) < 139 * GIB
-
-
-def test_processes_of_a_large_task_stay_open_where_the_gpu_has_room() -> None:
-    gib = 1 << 30
-    convolution = MemoryPlan(
-        gib, 2 * gib, 4 * gib, gib, temporary=gib, slices=16, large=True, on_gpu=True
-    )
-    assert convolution.keeps_processes(136 * gib)
-    assert not convolution.keeps_processes(40 * gib)
-    huber = MemoryPlan(8 * gib, 4, 8, temporary=4 * gib, slices=16, large=True, on_gpu=True)
-    assert not huber.keeps_processes(136 * gib)
-    assert not MemoryPlan(1, 1, 1, large=True).keeps_processes(136 * gib), "a CPU has no contexts"
-    assert MemoryPlan(gib, gib, gib, on_gpu=True).keeps_processes(0), "only large tasks are planned"
