@@ -140,6 +140,7 @@ def _warm_up(folder: Path, modules: Sequence[str]) -> int:
     import cuagent.kernels.cuda_graph
     import cuagent.kernels.driver
     import cuagent.kernels.operators
+    import cuagent.kernels.together
     import cuagent.worker.program  # noqa: F401
 
     for name in modules:

@@ -34,6 +34,16 @@ def test_honest_candidate_is_accepted_by_both_rules(judged: Judged) -> None:
     assert verdict.tier == "UNISOLATED" or "memory by rlimit" in verdict.tier
 
 
+def test_candidate_can_use_the_functions_that_generated_modules_import(judged: Judged) -> None:
+    # A candidate in the sandbox cannot read cuagent's files, so all of this is imported before.
+    verdict = judged("""
+    from cuagent.kernels import compile_together, replay, unchanged, watch
+    compile_together(lambda: None)
+    return replay(self, type(self).honest, (x,))
+    """)
+    assert verdict.reason is Reason.ACCEPTED, verdict
+
+
 def test_later_verdicts_take_less_than_four_seconds(judged: Judged) -> None:
     # The best of some, because others may use the machine meanwhile.
     verdicts = (judged("return self.honest(x)") for _ in range(20))
