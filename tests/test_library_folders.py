@@ -14,6 +14,8 @@ from cuagent.library_folders import VARIABLE, library_folders
 from cuagent.sandbox import Policy
 from cuagent.sandbox.policy import environment, readable
 
+pytestmark = pytest.mark.slow
+
 TASK = """
 import torch
 import outside

@@ -12,6 +12,8 @@ from cuagent.expert.capture.subject import open_subject
 from cuagent.expert.search.planner import Outcome, propose
 from cuagent.task import load_task
 
+pytestmark = pytest.mark.slow
+
 HEAD = """
 import torch
 import torch.nn.functional as F

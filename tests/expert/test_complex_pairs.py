@@ -6,6 +6,8 @@ import pytest
 import torch
 from agreement import assert_agrees
 
+pytestmark = pytest.mark.slow
+
 TEXT = """
 import torch
 class Model(torch.nn.Module):

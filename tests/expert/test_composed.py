@@ -9,6 +9,8 @@ import pytest
 import torch
 from agreement import assert_agrees
 
+pytestmark = pytest.mark.slow
+
 TEXT = """
 import torch
 import torch.nn.functional as F

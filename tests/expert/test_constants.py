@@ -8,6 +8,8 @@ from agreement import assert_agrees  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Options
 
+pytestmark = pytest.mark.slow
+
 BODIES = {
     "positions": "return self.norm(x + self.places(torch.arange(x.shape[1])))",
     "a causal mask": (

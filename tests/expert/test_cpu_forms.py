@@ -6,6 +6,8 @@ import pytest
 import torch
 from agreement import assert_agrees  # type: ignore[import-not-found]
 
+pytestmark = pytest.mark.slow
+
 HEAD = """
 import torch
 import torch.nn.functional as F

@@ -6,6 +6,8 @@ import pytest
 import torch
 from emulation import InvalidAccess, emulated  # type: ignore[import-not-found]
 
+pytestmark = pytest.mark.slow
+
 TEXT = """
 template <int N>
 struct alignas(4 * N) Vector {{ float at[N]; }};

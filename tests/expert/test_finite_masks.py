@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from agreement import assert_agrees  # type: ignore[import-not-found]
 
+pytestmark = pytest.mark.slow
+
 TASK = """
 import torch
 class Model(torch.nn.Module):

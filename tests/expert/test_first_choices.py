@@ -15,6 +15,8 @@ from cuagent.expert.search.progress import runs_in_tf32
 from cuagent.task import load_task
 from cuagent.timing import Ratio
 
+pytestmark = pytest.mark.slow
+
 NO_BOUNDS = Bounds()
 HOPPER = Target("cuda", (9, 0), 132, tf32_convolutions=True)
 

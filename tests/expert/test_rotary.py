@@ -7,6 +7,8 @@ from agreement import assert_agrees
 
 from cuagent.expert.candidate import Options
 
+pytestmark = pytest.mark.slow
+
 NORM = """
     def norm(self, x, weight):
         wide = x.float()

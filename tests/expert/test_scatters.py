@@ -8,6 +8,8 @@ import pytest
 import torch
 from agreement import assert_agrees  # type: ignore[import-not-found]
 
+pytestmark = pytest.mark.slow
+
 BODIES = {
     "index_add": "return torch.zeros(7, 5, dtype=t).index_add(0, to, m)",
     "a changed destination": "return x.index_add(0, to, m)",

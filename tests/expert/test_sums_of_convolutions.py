@@ -12,6 +12,8 @@ from cuagent.expert.candidate import Options
 from cuagent.expert.capture.subject import Target
 from cuagent.expert.convolutions import qualify
 
+pytestmark = pytest.mark.slow
+
 CASES = {
     "all places, whole intervals": (
         "nn.ConvTranspose2d(5, 7, 3)", "self.c(x).mean((2, 3), keepdim=True) * 2", "3, 5, 9, 11", 1,

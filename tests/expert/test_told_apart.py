@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 TEXT = """
 import torch
 class Model(torch.nn.Module):

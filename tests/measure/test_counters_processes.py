@@ -10,6 +10,8 @@ import pytest
 from cuagent.measure.profile import counters
 from cuagent.measure.profile.counters import CountersMissing, run
 
+pytestmark = pytest.mark.slow
+
 NCU = """#!/bin/sh
 (setsid sh -c 'while true; do date +%s.%N > {sign}; sleep 0.1; done' &)
 while [ ! -s {sign} ]; do sleep 0.05; done

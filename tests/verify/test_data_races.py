@@ -16,6 +16,8 @@ from cuagent.verdict import Verdict
 from cuagent.verify import Reason, Referee
 from cuagent.verify.races import gated
 
+pytestmark = pytest.mark.slow
+
 SUM = Regime("torch.randn(512, 70)", "return x.square().sum(0)", "", {})
 HEAD = """
 #include <atomic>
