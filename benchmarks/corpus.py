@@ -47,9 +47,9 @@ sys.path[:0], sys.path[len(sys.path) :] = [str(CORPUS)], [str(HERE.parent)]
 from corpus import (  # noqa: E402
     Candidate,
     everything,
-    has_cpu_kernel,
     judge_order,
     moved_to_cuda,
+    needs_cpu,
     task_path,
 )
 from corpus_tables import OURS, summary, table  # noqa: E402
@@ -349,7 +349,7 @@ def _row(candidate: Candidate, results: dict[str, dict[str, dict[str, Any]]]) ->
 
 def _stays(candidate: Candidate) -> bool:
     """Return True if the option `--device cuda` leaves the candidate's device unchanged."""
-    return candidate.device == "cuda" or has_cpu_kernel(candidate)
+    return candidate.device == "cuda" or needs_cpu(candidate)
 
 
 def _key(candidate: Candidate) -> str:

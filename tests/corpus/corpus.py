@@ -14,6 +14,7 @@ candidate with one piece of its text replaced (`bugs/`). This module runs no can
                a measured speedup
     then       an honest candidate that must be accepted afterwards
     apart      yes if the candidate could end a judge that has a hole: it gets a separate process
+    host       yes if the cheat needs tensors in the host's memory, so that it has no effect on a GPU
     harm       damage to a machine without a sandbox: the candidate runs in a sandbox only
     open       reason of a known hole or false rejection that is not fixed
 
@@ -39,7 +40,7 @@ ACCEPTED = "accepted"
 HEADERS = frozenset(
     (
         *("row", "task", "device", "precision", "threads", "timed", "expect", "then", "apart"),
-        *("harm", "open"),
+        *("host", "harm", "open"),
     )
 )
 REFUSED = "refused"
@@ -65,6 +66,7 @@ class Candidate:
     expect: tuple[str, ...] = (ACCEPTED,)
     then: str = ""
     apart: bool = False
+    host: bool = False
     harm: str = ""
     open: str = ""
     topic: str = ""
@@ -123,9 +125,9 @@ def judge_order(candidate: Candidate) -> tuple[int, str, str, str, str]:
     return c.threads, c.task, c.device, c.precision, c.timed
 
 
-def has_cpu_kernel(candidate: Candidate) -> bool:
-    """True if the candidate has a C++ source, which runs on the CPU only."""
-    return any(name.endswith(".cpp") for name, _ in candidate.attempt.files)
+def needs_cpu(candidate: Candidate) -> bool:
+    """True if the candidate has a C++ source, which runs on the CPU only, or cheats there only."""
+    return candidate.host or any(name.endswith(".cpp") for name, _ in candidate.attempt.files)
 
 
 def moved_to_cuda(candidate: Candidate) -> Candidate:
@@ -186,6 +188,7 @@ def _candidate(path: Path, kind: str) -> Candidate:
         expect=tuple(values.get("expect", ACCEPTED).split(", ")),
         then=values.get("then", ""),
         apart=values.get("apart") == "yes",
+        host=values.get("host") == "yes",
         harm=values.get("harm", ""),
         open=values.get("open", ""),
     )
