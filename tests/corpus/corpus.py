@@ -14,7 +14,7 @@ candidate with one piece of its text replaced (`bugs/`). This module runs no can
                a measured speedup
     then       an honest candidate that must be accepted afterwards
     apart      yes if the candidate could end a judge that has a hole: it gets a separate process
-    host       yes if the cheat needs tensors in the host's memory, so that it has no effect on a GPU
+    host       yes if the cheat needs tensors in the host's memory: it has no effect on a GPU
     harm       damage to a machine without a sandbox: the candidate runs in a sandbox only
     open       reason of a known hole or false rejection that is not fixed
 
