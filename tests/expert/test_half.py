@@ -148,3 +148,9 @@ def test_products_stay_in_half_precision_without_widening(make):
     made = make(text_of("linear_layers", HALVES[0]), "Model", Options(widen=False))
     assert "_wide" not in made.candidate.files["model_new.py"]
     assert_agrees(made)
+
+
+def test_products_stay_with_torch_where_onednn_has_no_bfloat16(make, monkeypatch):
+    monkeypatch.setattr(onednn, "has_bf16", lambda: False)
+    made = make(text_of("linear_layers", HALVES[0]), "Model", Options(widen=False))
+    assert "mkldnn" not in made.candidate.files["model_new.py"]

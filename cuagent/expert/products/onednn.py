@@ -47,6 +47,14 @@ def has_onednn() -> bool:
     return calls and torch.backends.mkldnn.is_available()
 
 
+@functools.cache
+def has_bf16() -> bool:
+    """Return True if oneDNN computes bfloat16 on this processor; else its calls raise an error."""
+    import torch
+
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def by_onednn(graph: Graph, device: str, keep: frozenset[str]) -> Graph:
     """Return the graph with calls of oneDNN in place of torch's products."""
     if device != "cpu" or not has_onednn():
@@ -71,7 +79,8 @@ def _changed(graph: Graph, node: Node) -> Node:
     if node.dtype == "float32":
         text = _of_floats(graph, node) if has_slow_mkl() else None
     else:
-        text = _of_halves(graph, node) if node.dtype == "bfloat16" else None
+        halves = node.dtype == "bfloat16" and has_bf16()
+        text = _of_halves(graph, node) if halves else None
     return replace(node, op=text) if text else node
 
 
