@@ -10,6 +10,7 @@ from agreement import assert_agrees  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Options, make_candidate
 from cuagent.expert.capture.subject import Target, open_subject
+from cuagent.expert.products import onednn
 from cuagent.task import load_task
 
 pytestmark = pytest.mark.slow
