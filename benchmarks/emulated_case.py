@@ -82,7 +82,7 @@ class Case:
 
     @property
     def descending(self) -> bool:
-        """Whether threads run in descending order, so that other missing barriers show."""
+        """True if threads run in descending order, which shows other missing barriers."""
         return self.size == "odd"
 
     def record(self, **values: Any) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _seconds(task: Task, fork_server: ForkServer, repeats: int) -> dict[str, Any]:
-    """Return the seconds of each step for one task, and what the verdicts said."""
+    """Return the seconds of each step for one task, and the verdicts."""
     text, renamed = MODEL.subn("class ModelNew", task.source)
     if renamed != 1:
         return {"error": "the file has no class Model"}

@@ -78,22 +78,19 @@ def compile_rungs(
     fork_server: ForkServer,
     lock: DeviceLock,
     compilers: Compilers | None = None,
-    compiled: Callable[[str], None] = lambda _: None,
     limit_s: float | None = None,
 ) -> tuple[str, ...]:
     """Compile rungs in one process, or in two if they take long (`SPLIT_AFTER_S`); return those
     that are compiled, and those that need no compiler.
 
-    `compilers` lists the processes meanwhile. `compiled` is called with each rung when it is done,
-    in any thread. Each process ends after `limit_s` seconds, by default `COMPILED_AHEAD_S`. Raises
-    ForkServerError.
+    `compilers` lists the processes meanwhile. Each process ends after `limit_s` seconds, by default
+    `COMPILED_AHEAD_S`. Raises ForkServerError.
     """
     left = [name for name in names if name.partition("+")[0] != EAGER]
     changing = threading.Lock()
     given: list[str] = []
 
     def goes_on(name: str) -> bool:
-        compiled(name)
         with changing:
             if name in left:
                 left.remove(name)
@@ -104,17 +101,13 @@ def compile_rungs(
         listed = compilers or Compilers()
         return precompile(task, tuple(names), fork_server, lock, most_s, listed, goes_on)
 
-    def in_second(name: str) -> bool:
-        compiled(name)
-        return True
-
     with ThreadPoolExecutor(1) as thread:
         first = thread.submit(compile_in_one, names, goes_on)
         wait([first], SPLIT_AFTER_S)
         with changing:
             if not first.done() and not any(TUNED in name for name in left):
                 given, left[1:] = left[1:], []
-        second = compile_in_one(given, in_second) if given else []
+        second = compile_in_one(given, lambda _: True) if given else []
         found = {*first.result(), *second}
     return tuple(name for name in names if name in found)
 
@@ -132,7 +125,6 @@ class RungCompiler:
         self._began = 0.0
         """Time of the monotonic clock at which the compilation in the background began."""
         self._compilers = Compilers()
-        self._ready: list[str] = []
 
     def compile(self, names: tuple[str, ...], compiled: Collection[str] = ()) -> tuple[str, ...]:
         """Compile rungs; return those whose processes start in seconds afterwards.
@@ -168,7 +160,7 @@ class RungCompiler:
                     if self._large
                     else compile_rungs(
                         *(self._task, names, self._fork_server, self._lock),
-                        *(self._compilers, self._ready.append, UNAWAITED_S),
+                        *(self._compilers, UNAWAITED_S),
                     )
                 )
             except ForkServerError as error:
@@ -177,11 +169,6 @@ class RungCompiler:
         # A daemon, because a run may end before the compilers do.
         threading.Thread(target=work, daemon=True).start()
         return begun
-
-    @property
-    def ready(self) -> tuple[str, ...]:
-        """The rungs that are compiled so far; the compilation may go on in the background."""
-        return tuple(self._ready)
 
     def compiled(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """Return those of `names` that are compiled, after waiting for a compilation in the
@@ -234,7 +221,7 @@ class EarlyCompilation:
 
     def _compile(self) -> None:
         names = (COMPILE, GRAPHS) if self._task.device is Device.CUDA else (COMPILE,)
-        # A fork server that died is reported by whoever uses it next.
+        # A fork server that died is reported by its next user.
         with suppress(ForkServerError):
             self._compiled = compile_rungs(
                 self._task, names, self._fork_server, self._lock, self._compilers

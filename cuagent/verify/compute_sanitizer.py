@@ -142,12 +142,12 @@ def run(
     folder: Path,
     limit_s: float,
     device_lock: DeviceLock = UNSHARED,
-    needless: Callable[[], bool] = lambda: False,
+    is_aborted: Callable[[], bool] = lambda: False,
 ) -> tuple[int | None, str]:
     """Run a command in `folder`; return its exit status and its printed text.
 
-    The status is None if the command exceeded `limit_s` seconds, could not be suspended, or became
-    `needless` before it ended.
+    The status is None if the command exceeded `limit_s` seconds, could not be suspended, or
+    `is_aborted` before it ended.
 
     The command uses the device in shared mode. It is suspended while another process uses the
     device exclusively; suspended time does not count against `limit_s`. At the end all its
@@ -162,7 +162,7 @@ def run(
         with Supervised(command, folder, inherited_environment(), report) as process:
             exited = False
             with suppress(suspend.SuspendError):
-                while not exited and time.monotonic() < deadline and not needless():
+                while not exited and time.monotonic() < deadline and not is_aborted():
                     exited = process.wait(POLL_S)
                     if not exited and device_lock.is_awaited:
                         deadline += _give_way(process, give_way)

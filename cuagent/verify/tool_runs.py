@@ -52,7 +52,7 @@ UNCONFIRMED = (
 
 @dataclass(frozen=True)
 class Run:
-    """Data that all tools need: the program, the attempt, and what is instrumented."""
+    """Data that all tools need: the program, the attempt and the instrumented kernels."""
 
     program: Path
     attempt: Attempt
@@ -75,7 +75,7 @@ class Reports:
 
 
 def few_rows(inputs: Sequence[Tensor], rows: int | None) -> int | None:
-    """Return the number of rows that racecheck sees first; None if it sees all `rows`.
+    """Return the number of rows of the second racecheck; None if there is none.
 
     It divides `rows`, so that the last block of a kernel is incomplete if it is so on all rows.
     `rows` is None if the inputs and outputs have no common number of rows.
@@ -115,33 +115,21 @@ class ToolRuns:
         if RACECHECK in tools and self._few is not None:
             few_folder = self._own_folder(self._few, RACECHECK)
         with ThreadPoolExecutor(at_once) as executor:
-            others = {
-                tool: executor.submit(self._report, tool, own)
-                for tool, own in jobs.items()
-                if tool != RACECHECK
-            }
+            runs = {tool: executor.submit(self._report, tool, own) for tool, own in jobs.items()}
             few: Future[Report] | None = None
             if few_folder is not None:
                 few = executor.submit(self._report, RACECHECK, few_folder)
-
-            def suffices() -> bool:
-                return few is not None and _suffices(few, list(others.values()))
-
-            races = None
-            if RACECHECK in tools:
-                races = executor.submit(self._report, RACECHECK, jobs[RACECHECK], suffices)
             try:
                 write()
                 self._provide()
             except BaseException:
                 self._aborted.set()
                 raise
-        found = {tool: future.result() for tool, future in others.items()}
-        if races is not None:
-            found[RACECHECK] = races.result()
+        found = {tool: future.result() for tool, future in runs.items()}
         on_few = False
         if few is not None and found[RACECHECK].outcome is Outcome.UNKNOWN:
-            found[RACECHECK] = _of_few(few.result(), found[RACECHECK])
+            others = [report for tool, report in found.items() if tool != RACECHECK]
+            found[RACECHECK] = _of_few(few.result(), found[RACECHECK], others)
             on_few = found[RACECHECK] is few.result()
         return Reports(tuple(found[tool] for tool in tools), on_few)
 
@@ -166,17 +154,14 @@ class ToolRuns:
         self._folders[shared].append(own)
         return own
 
-    def _report(self, tool: str, own: Path, needless: Callable[[], bool] = lambda: False) -> Report:
-        """Run one tool in the folder `own` until its time ends or it is `needless`; return its
-        report."""
+    def _report(self, tool: str, own: Path) -> Report:
+        """Run one tool in the folder `own` until its time ends; return its report."""
         given = self._run
 
         def executed(kernels: Collection[str]) -> Report:
             command = sandboxed(given.program, tool, own, given.build, given.tier, kernels)
             seconds = max(given.ends - time.monotonic(), 0.0)
-            status, text = run(
-                command, own, seconds, given.lock, lambda: self._aborted.is_set() or needless()
-            )
+            status, text = run(command, own, seconds, given.lock, self._aborted.is_set)
             return read(tool, status, text, given.kernels)
 
         report = executed(given.kernels)
@@ -188,23 +173,18 @@ class ToolRuns:
         return replace(report, reached=reached, launched=launched)
 
 
-def _suffices(few: Future[Report], others: Sequence[Future[Report]]) -> bool:
-    """Return True if racecheck on few rows found nothing, in all functions and kernels that the
-    other tools saw."""
-    if not all(future.done() and future.exception() is None for future in (few, *others)):
-        return False
-    found = few.result()
-    ran = {*found.reached, *found.launched}
-    seen = [{*report.reached, *report.launched} for report in (f.result() for f in others)]
-    return bool(ran) and found.outcome is Outcome.CLEAN and all(other <= ran for other in seen)
+def _of_few(few: Report, whole: Report, others: Sequence[Report]) -> Report:
+    """Return racecheck's report if it did not end on the whole inputs (`whole`).
 
-
-def _of_few(few: Report, whole: Report) -> Report:
-    """Return racecheck's report if it did not end on the whole inputs (`whole`)."""
+    The report on few rows counts if the attempt ran all functions and kernels there that the
+    `others`, the other tools, saw.
+    """
     if few.outcome in (Outcome.FAULTY, Outcome.ELSEWHERE):
         text = f"{whole.text}; on few rows, which alone do not reject: {few.text}"
         return replace(few, outcome=Outcome.UNKNOWN, text=text)
-    return few if few.outcome is Outcome.CLEAN else whole
+    ran = {*few.reached, *few.launched}
+    covers = bool(ran) and all({*other.reached, *other.launched} <= ran for other in others)
+    return few if few.outcome is Outcome.CLEAN and covers else whole
 
 
 def _reached(folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""Operations after layers are folded into the weights of all layers at once."""
+"""Operations after layers are folded into the weights of all layers in one pass."""
 
 from __future__ import annotations
 
