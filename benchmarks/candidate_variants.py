@@ -22,6 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +108,7 @@ def measured(name: str) -> dict[str, Any]:
         torch.manual_seed(0)
         model = module.Model().eval().cuda()
         inputs = [t.cuda() for t in module.get_inputs()]
-        with _Lock():  # only one sample is computed, so little memory is used
+        with exclusive_lock():  # only one sample is computed, so little memory is used
             exact = module.Model().eval().double().cuda()
             exact.load_state_dict(model.state_dict())
             right = exact(*[t[:1].double() for t in inputs])
@@ -140,7 +142,7 @@ def _measure(
         except Exception as error:  # noqa: BLE001 - the other arms go on
             arms[arm] = {"failed": f"{type(error).__name__}: {str(error)[-300:]}"}
     torch.cuda.synchronize()
-    with _Lock():
+    with exclusive_lock():
         flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
         times: dict[str, list[float]] = {arm: [] for arm in ready}
         for _ in range(ROUNDS):
@@ -151,7 +153,7 @@ def _measure(
             if arms[arm]["ms"] < SHORT_MS:
                 arms[arm]["wall_ms"] = _wall_ms(call, inputs)
             if arm != "compile":
-                arms[arm]["kernels"] = _kernels(call, inputs)
+                arms[arm]["kernels"] = longest_kernels(call, inputs)
         del flush
     torch.cuda.empty_cache()
 
@@ -175,7 +177,7 @@ def _wall_ms(call: Any, inputs: list[torch.Tensor]) -> float:
     return (time.perf_counter() - began) * 1e3 / LOOPS
 
 
-def _kernels(call: Any, inputs: list[torch.Tensor]) -> list[tuple[str, float]]:
+def longest_kernels(call: Any, inputs: list[torch.Tensor]) -> list[tuple[str, float]]:
     """Return (name, milliseconds) of the up to 12 longest kernels of a call, the longest first."""
     from torch.profiler import ProfilerActivity, profile
 
@@ -193,7 +195,7 @@ def _kernels(call: Any, inputs: list[torch.Tensor]) -> list[tuple[str, float]]:
 def _task(case: Case, folder: Path) -> tuple[Any, Path]:
     path = folder / "task.py"
     path.write_text(case.text, encoding="utf-8")
-    return _imported(path), path
+    return import_file(path), path
 
 
 def _candidate(path: Path, options: Any, folder: Path) -> Any:
@@ -209,7 +211,7 @@ def _candidate(path: Path, options: Any, folder: Path) -> Any:
     for name, content in made.files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content, encoding="utf-8")
-    return _imported(folder / "model_new.py")
+    return import_file(folder / "model_new.py")
 
 
 def _loaded(module: Any, model: torch.nn.Module) -> torch.nn.Module:
@@ -218,7 +220,8 @@ def _loaded(module: Any, model: torch.nn.Module) -> torch.nn.Module:
     return new
 
 
-def _imported(path: Path) -> Any:
+def import_file(path: Path) -> Any:
+    """Import a Python file under a name of its own, and return the module."""
     spec = importlib.util.spec_from_file_location(f"{path.stem}_{path.parent.name}", path)
     assert spec is not None
     assert spec.loader is not None
@@ -228,16 +231,13 @@ def _imported(path: Path) -> Any:
     return module
 
 
-class _Lock:
-    """Context in which only this case's process uses the GPU."""
-
-    def __enter__(self) -> None:
-        self._file = Path(os.environ.get("CASE_LOCK", os.devnull)).open("w")
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-
-    def __exit__(self, *_: object) -> None:
+@contextmanager
+def exclusive_lock() -> Iterator[None]:
+    """Context in which only this process uses the GPU, among those with the file CASE_LOCK."""
+    with Path(os.environ.get("CASE_LOCK", os.devnull)).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
         torch.cuda.synchronize()
-        self._file.close()
 
 
 if __name__ == "__main__":

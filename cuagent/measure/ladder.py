@@ -34,6 +34,7 @@ from cuagent.verify.rules.bounds import OWN_ARITHMETIC
 from cuagent.verify.tensors import relative_error
 from cuagent.verify.trace.reductions import product_kind
 from cuagent.worker import SessionEnded
+from cuagent.worker.channels_last import has_channels_last
 
 AUTOTUNE, GRAPHS = "max-autotune-no-cudagraphs", "reduce-overhead"
 AUTOTUNE_GRAPHS = "max-autotune"
@@ -269,22 +270,13 @@ def _rungs(referee: Referee) -> tuple[str, ...]:
     kinds = set(filter(None, map(product_kind, operators)))
     differs = any(own.arithmetic(kind, referee.task.device) != "tf32" for kind in kinds)
     convolves = any("conv" in name for name in operators)
-    layouts = has_layouts([leaf.shape for leaf in referee.facts.layouts.state.leaves])
+    layouts = has_channels_last([leaf.shape for leaf in referee.facts.layouts.state.leaves])
     names = rungs_of(referee.task, convolves, _has_graphs(referee, operators), layouts)
     if own.cudnn_benchmark or own.cudnn_deterministic or own.deterministic != "off":
         names = tuple(name for name in names if BENCHMARK not in name)
     if referee.task.device is Device.CPU and operators and not (kinds or _attends(operators)):
         names = tuple(name for name in names if not name.startswith(AUTOTUNE_GRAPHS))
     return tuple(name for name in names if differs or not operators or "tf32" not in name)
-
-
-def has_layouts(shapes: Iterable[Sequence[int]]) -> bool:
-    """Return True if `module.to(memory_format=torch.channels_last)` changes one of the weights.
-
-    It changes those with four dimensions, and fails for those with five.
-    """
-    ranks = set(map(len, shapes))
-    return 4 in ranks and 5 not in ranks
 
 
 def _attends(operators: Iterable[str]) -> bool:

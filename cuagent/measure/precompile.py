@@ -36,6 +36,7 @@ from cuagent.task.settings import arm_settings, read_settings
 from cuagent.verify.oracle.process import ONE_QUEUE
 from cuagent.worker import ForkServer
 from cuagent.worker.channel import receive_message, send_message
+from cuagent.worker.channels_last import to_channels_last
 from cuagent.worker.fork_server import Child
 from cuagent.worker.giving_way import receive_from_child
 
@@ -186,8 +187,8 @@ def compile_only(model: Any, inputs: Sequence[Any], name: str) -> bool:
     mode, *options = name.split("+")
     if "bf16" in options:
         return False  # seldom the best: compiled when it is opened
-    layout = torch.channels_last if "channels_last" in options else torch.contiguous_format
-    model = model.to(memory_format=layout)
+    if "channels_last" in options:
+        model = to_channels_last(model)
     inductor = torch._TorchCompileInductorWrapper(
         "default" if mode == "compile" else mode, None, None
     )

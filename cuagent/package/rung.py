@@ -195,7 +195,10 @@ copy gets its own. The flags are set around the compiled call, not inside its gr
 def _statements(mode: str, options: list[str]) -> Iterator[str]:
     """Yield the statements in the order in which the worker applies the options."""
     if "channels_last" in options:
-        yield "module = module.to(memory_format=torch.channels_last)"
+        yield "formats = {4: torch.channels_last, 5: torch.channels_last_3d}"
+        yield "for tensor in (*module.parameters(), *module.buffers()):"
+        yield "    if tensor.ndim in formats:"
+        yield "        tensor.data = tensor.data.contiguous(memory_format=formats[tensor.ndim])"
     if "bf16" in options:
         yield "module._forward_in_float32 = module.forward"
         yield "module.forward = types.MethodType(_in_bfloat16, module)"

@@ -24,6 +24,7 @@ from cuagent.attempt import ENTRY, MODULE
 from cuagent.task import Device, Precision, Task, TorchSettings, open_reference, unflatten
 from cuagent.task.plain import task_from_json, task_to_json
 from cuagent.task.step import as_step
+from cuagent.worker.channels_last import to_channels_last
 from cuagent.worker.operators import refuse_computing_operators
 
 if TYPE_CHECKING:
@@ -167,13 +168,11 @@ def _compiled(model: nn.Module, model_spec: ModelSpec) -> nn.Module:
     settings of the spec include the options `tf32`, `fp32` and `cudnn_benchmark`. They are applied
     again here, because the task's file or the constructor may have changed them.
     """
-    import torch
-
     mode, *options = model_spec.arm.split("+")
     if model_spec.settings is not None:
         model_spec.settings.apply()
     if "channels_last" in options:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model = to_channels_last(model)
     if "bf16" in options:
         _autocast(model, model_spec.device)
     # In place, so that the names in the state dict do not change.

@@ -410,7 +410,7 @@ def test_rungs_on_a_gpu_include_captured_graphs_and_tuned_convolutions(referee: 
     [
         ("Conv1d(4, 4, 3)", "f32[2,4,32]", False),
         ("Conv2d(4, 4, 3)", "f32[2,4,8,8]", True),
-        ("Conv3d(4, 4, 3)", "f32[2,4,4,4,4]", False),
+        ("Conv3d(4, 4, 3)", "f32[2,4,4,4,4]", True),
     ],
 )
 def test_channels_last_is_timed_only_where_it_changes_a_weight(

@@ -1,0 +1,317 @@
+"""Time the expert's candidates of many problems next to every way that torch offers, on GPUs.
+
+    python benchmarks/survey.py FOLDER --levels 2,3 [--problems LIST] [--gpus N] [--jobs N]
+        [--seconds S] [--json FILE]
+
+FOLDER has problems in the format of KernelBench, in folders `level1` to `level3`. Each problem is a
+process; `--jobs` of them share a GPU, and one is timed at the same time, while others may compile.
+So a figure is the lower quartile of alternating rounds, by CUDA events around one call after a
+flush of the L2 cache. Arms are eager and the default torch.compile, both also with cudnn.benchmark
+and in channels-last layout, compiled code in a CUDA graph, and candidates with different options,
+also in a CUDA graph. A graph replays without copies of inputs, so it is a bound and not an offer.
+Errors are relative to eager's output. The program prints the fastest arm of both sides with its
+longest kernels; the file has all. There is no verdict and no search: it shows where to work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from candidate_variants import exclusive_lock, import_file, longest_kernels
+
+from cuagent.worker.channels_last import has_channels_last, to_channels_last
+
+ROUNDS, BUDGET_MS = 12, 1500.0
+"""Rounds of a timing, and the longest time of all of them; at least 3 rounds are made."""
+FLUSH_BYTES = 192 << 20
+MEMORY_TRIES = 40
+"""Tries to allocate, 2 s apart, while other problems use the GPU's memory."""
+
+Call = Callable[..., Any]
+
+
+def main() -> None:
+    """Run each problem in a process, and print its result when the process ends."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--levels", default="1,2,3")
+    parser.add_argument("--problems", default="", help="such as 2/20,3/14; all if not given")
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=10, help="processes for each GPU")
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--one", action="store_true", help="measure the problem here")
+    given = parser.parse_args()
+    if given.one:
+        print(json.dumps(measured(given.folder)), flush=True)
+        return
+    waiting = [p for level in given.levels.split(",") for p in _problems(given.folder, level)]
+    if given.problems:
+        wanted = set(given.problems.split(","))
+        waiting = [path for path in waiting if _name(path) in wanted]
+    with tempfile.TemporaryDirectory() as folder:
+        _run_all(waiting, given, Path(folder))
+
+
+def _problems(folder: Path, level: str) -> list[Path]:
+    files = (folder / f"level{level}").glob("*.py")
+    return sorted(files, key=lambda path: int(path.name.split("_")[0]))
+
+
+def _name(path: Path) -> str:
+    return f"{path.parent.name.removeprefix('level')}/{path.name.split('_')[0]}"
+
+
+def _run_all(waiting: list[Path], given: argparse.Namespace, folder: Path) -> None:
+    started = time.monotonic()
+    running: dict[Path, tuple[int, subprocess.Popen[str]]] = {}
+    free = [gpu for _ in range(given.jobs) for gpu in range(given.gpus)]
+    while (waiting or running) and time.monotonic() - started < given.seconds:
+        while waiting and free:
+            path, gpu = waiting.pop(0), free.pop(0)
+            environment = os.environ | {
+                "CUDA_VISIBLE_DEVICES": str(gpu), "CASE_LOCK": str(folder / f"lock{gpu}"),
+                "TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1",
+            }  # fmt: skip
+            out = (folder / f"{_name(path).replace('/', '_')}.out").open("w+")
+            command = [sys.executable, __file__, "--one", str(path)]
+            running[path] = (
+                gpu,
+                subprocess.Popen(
+                    command, stdout=out, stderr=subprocess.STDOUT, text=True, env=environment
+                ),
+            )
+        for path, (gpu, process) in list(running.items()):
+            if process.poll() is None:
+                continue
+            del running[path]
+            free.append(gpu)
+            found = _result(folder / f"{_name(path).replace('/', '_')}.out")
+            print("\n".join(_lines(_name(path), found)), flush=True)
+            if given.json is not None:
+                with given.json.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({"problem": _name(path)} | found) + "\n")
+        time.sleep(0.1)
+    for path, (_, process) in running.items():
+        process.kill()
+        print(f"{_name(path)}: not ready in time")
+    names = ", ".join(map(_name, waiting)) or "none"
+    print(f"not started: {names}; {time.monotonic() - started:.0f} s")
+
+
+def _result(file: Path) -> dict[str, Any]:
+    text = file.read_text("utf-8", "replace")
+    lines = [line for line in text.splitlines() if line.startswith('{"title"')]
+    return json.loads(lines[-1]) if lines else {"failed": text.strip()[-500:]}
+
+
+def _lines(name: str, found: dict[str, Any]) -> list[str]:
+    """Return the lines of text that report a problem."""
+    if "failed" in found:
+        return [f"{name}: {found['failed']}"]
+    timed = {arm: v for arm, v in found["arms"].items() if "ms" in v}
+    sides = {False: "torch", True: "expert"}
+    best = {
+        own: min(
+            (arm for arm in timed if arm.startswith("own") is own),
+            key=lambda arm: timed[arm]["ms"], default=None,
+        )
+        for own in sides
+    }  # fmt: skip
+    ratio = timed[best[False]]["ms"] / timed[best[True]]["ms"] if all(best.values()) else 0.0
+    first = timed.get("own", {}).get("ms", 0.0)
+    lines = [
+        f"{name}: {found['title']} {ratio:.2f}x, first {first:.3f} ms; {found['seconds']:.0f} s"
+    ]
+    times = ", ".join(f"{arm} {v['ms']:.3f}" for arm, v in timed.items())
+    lines.append(f"  {times}")
+    lines += [f"  {arm}: {v['failed'][-150:]}" for arm, v in found["arms"].items() if "failed" in v]
+    for own, arm in best.items():
+        if arm is not None:
+            kernels = "; ".join(f"{k[:60]} {ms * 1e3:.0f}" for k, ms in timed[arm]["kernels"][:7])
+            error = timed[arm].get("error", 0.0)
+            lines.append(f"  {sides[own]} {arm} error {error:.1e} | {kernels}")
+    return lines
+
+
+def measured(path: Path) -> dict[str, Any]:
+    """Time all arms of one problem in this process; return the figures of each arm."""
+    begun = time.monotonic()
+    record: dict[str, Any] = {"title": path.stem, "arms": {}}
+    arms = record["arms"]
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        made = dict(_candidates(path, Path(folder), arms))
+        module = import_file(path)
+        model, inputs = _until_it_fits(lambda: _model_and_inputs(module))
+        calls: dict[str, tuple[Call, Any, bool]] = {}
+        for name, (call, given) in _opponents(model, inputs).items():
+            calls[name] = call, given, False
+            if any(isinstance(m, torch.nn.modules.conv._ConvNd) for m in model.modules()):
+                calls[f"{name}+benchmark"] = call, given, True
+        for name, candidate in made.items():
+            new = candidate.ModelNew(*module.get_init_inputs()).eval().cuda()
+            new.load_state_dict(model.state_dict())
+            calls[name] = new, inputs, False
+        _measure(calls, arms)
+    record["seconds"] = time.monotonic() - begun
+    return record
+
+
+def _model_and_inputs(module: Any) -> tuple[torch.nn.Module, list[Any]]:
+    with torch.device("cuda"):
+        torch.manual_seed(0)
+        model = module.Model(*module.get_init_inputs()).eval().cuda()
+        return model, [t.cuda() if torch.is_tensor(t) else t for t in module.get_inputs()]
+
+
+def _until_it_fits(make: Callable[[], Any]) -> Any:
+    for _ in range(MEMORY_TRIES):
+        try:
+            return make()
+        except torch.cuda.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            time.sleep(2)
+    return make()
+
+
+def _opponents(model: torch.nn.Module, inputs: list[Any]) -> dict[str, tuple[Call, list[Any]]]:
+    found: dict[str, tuple[Call, list[Any]]] = {
+        "eager": (model, inputs),
+        "compile": (torch.compile(model, dynamic=False), inputs),
+    }
+    if has_channels_last([weight.shape for weight in model.parameters()]):
+        other = to_channels_last(copy.deepcopy(model))
+        found["eager+last"] = other, inputs
+        found["compile+last"] = torch.compile(other, dynamic=False), inputs
+    return found
+
+
+def _candidates(path: Path, folder: Path, arms: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the imported module of each candidate; texts are different."""
+    from cuagent.expert.candidate import Options, make_candidate
+    from cuagent.expert.capture.subject import open_subject
+    from cuagent.task import load_task
+
+    options = {
+        "own": Options(), "own last": Options(convolutions="channels_last"),
+        "own library": Options(convolutions="library"), "own every": Options(convolutions="every"),
+    }  # fmt: skip
+    subject = _until_it_fits(lambda: open_subject(load_task(f"{path}:Model", device="cuda")))
+    seen: list[dict[str, str]] = []
+    for name, chosen in options.items():
+        try:
+            made = make_candidate(subject, chosen)
+            if made is None or made.files in seen:
+                continue
+            seen.append(made.files)
+            own = folder / re.sub(r"\W", "_", name)
+            for file, content in made.files.items():
+                (own / file).parent.mkdir(parents=True, exist_ok=True)
+                (own / file).write_text(content, encoding="utf-8")
+            yield name, import_file(own / "model_new.py")
+        except Exception as error:  # noqa: BLE001 - the other arms go on
+            arms[name] = {"failed": f"{type(error).__name__}: {str(error)[-300:]}"}
+    torch.cuda.empty_cache()
+
+
+def _measure(calls: dict[str, tuple[Call, Any, bool]], arms: dict[str, Any]) -> None:
+    """Warm up all calls, compare their outputs with eager's, and time them in alternation."""
+    ready: dict[str, Call] = {}
+    right: Any = None
+    for name, (call, inputs, benchmark) in calls.items():
+
+        def run(call: Call = call, inputs: Any = inputs, benchmark: bool = benchmark) -> Any:
+            torch.backends.cudnn.benchmark = benchmark
+            return call(*inputs)
+
+        try:
+            value = _until_it_fits(run)
+            run()
+            right = value if right is None else right
+            arms[name] = {"error": _error(value, right), "kernels": []}
+            ready[name] = run
+            del value
+        except Exception as error:  # noqa: BLE001 - the other arms go on
+            arms[name] = {"failed": f"{type(error).__name__}: {str(error)[-300:]}"}
+    torch.cuda.synchronize()
+    with exclusive_lock():
+        ready |= dict(_graphs(ready, arms))
+        flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
+        first = {name: _event_ms(run, flush) for name, run in ready.items()}
+        rounds = max(3, min(ROUNDS, int(BUDGET_MS / sum(first.values()))))
+        times: dict[str, list[float]] = {name: [] for name in ready}
+        for _ in range(rounds):
+            for name, run in ready.items():
+                times[name].append(_event_ms(run, flush))
+        for name in ready:
+            arms[name]["ms"] = sorted(times[name])[rounds // 4]
+        for own in (True, False):
+            side = [name for name in ready if name.startswith("own") is own]
+            if side:
+                best = min(side, key=lambda name: arms[name]["ms"])
+                arms[best]["kernels"] = longest_kernels(ready[best], [])
+
+
+def _graphs(ready: dict[str, Call], arms: dict[str, Any]) -> Iterator[tuple[str, Call]]:
+    for name in [n for n in ready if n.startswith(("compile", "own"))]:
+        torch.backends.cudnn.benchmark = name.endswith("benchmark")
+        try:
+            graph = torch.cuda.CUDAGraph()
+            stream = torch.cuda.Stream()
+            with torch.cuda.stream(stream):
+                ready[name]()
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph, stream=stream):
+                kept = ready[name]()
+            arms[f"{name} in a graph"] = {"error": arms[name]["error"], "kernels": []}
+            yield f"{name} in a graph", _replay(graph, kept)
+        except Exception as error:  # noqa: BLE001 - the other arms go on
+            arms[f"{name} in a graph"] = {"failed": f"{type(error).__name__}: {str(error)[-200:]}"}
+
+
+def _replay(graph: torch.cuda.CUDAGraph, kept: Any) -> Call:
+    def run() -> Any:
+        graph.replay()
+        return kept
+
+    return run
+
+
+def _event_ms(run: Call, flush: torch.Tensor) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    flush.zero_()
+    start.record()
+    run()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end))
+
+
+def _error(value: Any, right: Any) -> float:
+    """Return |value - right| / |right| of the first output tensor."""
+    a, b = (v if torch.is_tensor(v) else next(_tensors(v)) for v in (value, right))
+    return float((a.float() - b.float()).norm() / b.float().norm())
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if torch.is_tensor(value):
+        yield value
+    elif isinstance(value, Sequence):
+        for item in value:
+            yield from _tensors(item)
+
+
+if __name__ == "__main__":
+    main()
