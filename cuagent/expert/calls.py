@@ -11,10 +11,12 @@ from cuagent.expert.convolutions import triton as convolution
 from cuagent.expert.convolutions.convolution import Convolution
 from cuagent.expert.convolutions.qualify import captured_channels, runs_in_tf32
 from cuagent.expert.convolutions.tiles import tiles as convolution_tiles
+from cuagent.expert.einsums import triton as einsum
+from cuagent.expert.einsums.match import EinsumStep
 from cuagent.expert.families import generate
 from cuagent.expert.graph.graph import Graph
 from cuagent.expert.kernel import KernelCall, Request
-from cuagent.expert.method import TritonCall
+from cuagent.expert.method import TritonCall, TritonStep
 from cuagent.expert.naming import title
 from cuagent.expert.options import Options
 from cuagent.expert.products import triton as matrix_product
@@ -44,14 +46,17 @@ def rebased_call(group: Group, graph: Graph, options: Options) -> KernelCall:
 
 def triton_call(
     name: str,
-    step: Product | Convolution | AttentionStep,
+    step: TritonStep,
     graph: Graph,
     target: Target,
     options: Options,
 ) -> TritonCall:
-    """Return the Triton kernel `name` of a product, a convolution or an attention."""
+    """Return the Triton kernel `name` of a step."""
     if isinstance(step, AttentionStep):
         return _attention_call(name, step, target, options)
+    if isinstance(step, EinsumStep):
+        text = einsum.render(name, step, graph)
+        return TritonCall(name, text, step, partial(einsum.launch, step=step))
     if isinstance(step, Product):
         return _product_call(name, step, graph, target, options)
     return _convolution_call(name, step, graph, target, options)

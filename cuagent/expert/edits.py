@@ -7,6 +7,9 @@ from dataclasses import dataclass, field, replace
 from cuagent.expert.graph.graph import Graph, Kind, Node, Operand
 from cuagent.expert.streaming.expressions import PYTHON, PYTHON_REDUCTIONS
 
+LARGE = 16 << 20
+"""Number of elements of a value from which on a kernel computes it in each call from operands that
+are smaller by broadcasting: reading it would take longer."""
 PREPARATIONS: set[str] = set()
 """Texts of library calls that rewrites apply to parameters; each rewrite adds its own."""
 
@@ -68,7 +71,7 @@ def prepared_names(graph: Graph) -> frozenset[str]:
     for node in graph.nodes:
         leaf = node.kind in (Kind.PARAMETER, Kind.CONSTANT)
         computable = (
-            (node.kind is Kind.POINTWISE and node.op in PYTHON)
+            (node.kind is Kind.POINTWISE and node.op in PYTHON and not _expands(node, graph))
             or (node.kind is Kind.REDUCE and node.op in PYTHON_REDUCTIONS)
             or node.kind is Kind.VIEW
             or node.op in PREPARATIONS
@@ -77,3 +80,8 @@ def prepared_names(graph: Graph) -> frozenset[str]:
         if leaf or (computable and node.inputs and known) or (node.constant and known):
             prepared.add(node.name)
     return frozenset(prepared)
+
+
+def _expands(node: Node, graph: Graph) -> bool:
+    """Return True if a value is large and all of its operands are smaller, by broadcasting."""
+    return node.size >= LARGE and all(graph.node(a).size < node.size for a in node.inputs)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cuagent.expert.attention.kernel import AttentionStep
 from cuagent.expert.convolutions.convolution import Convolution
+from cuagent.expert.einsums.match import EinsumStep
 from cuagent.expert.graph.graph import Graph
 from cuagent.expert.kernel import KernelCall
 from cuagent.expert.products.match import Product
@@ -28,15 +29,19 @@ FRESH = (
 """Starts of the texts of library calls that return new memory."""
 
 
+TritonStep = Product | Convolution | EinsumStep | AttentionStep
+"""A step that a Triton kernel computes."""
+
+
 @dataclass(frozen=True)
 class TritonCall:
-    """A Triton kernel, whose text is part of the module: a product, a convolution or an
+    """A Triton kernel, whose text is part of the module: a product, a convolution, an einsum or an
     attention.
     """
 
     name: str
     text: str
-    step: Product | Convolution | AttentionStep
+    step: TritonStep
     launch: Callable[..., list[str]]
     """Function (kernel's name, arguments) -> Python lines that launch the kernel."""
 
@@ -47,9 +52,9 @@ class TritonCall:
 
 
 Call = KernelCall | TritonCall
-Computed = Group | Product | Convolution | AttentionStep
+Computed = Group | TritonStep
 """A step that a generated kernel computes. Torch computes steps of type `Node`."""
-Steps = Sequence[Step | Product | Convolution | AttentionStep]
+Steps = Sequence[Step | TritonStep]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from cuagent.expert.anchored.cluster import clusters
-from cuagent.expert.attention.kernel import AttentionStep, with_kernels
+from cuagent.expert.attention.kernel import with_kernels
 from cuagent.expert.attention.rewrite import Own, with_attention
 from cuagent.expert.calls import group_call, rebased_call, triton_call
 from cuagent.expert.capture.complex_pairs import with_pairs
@@ -19,7 +19,6 @@ from cuagent.expert.capture.export import Captured
 from cuagent.expert.capture.subject import Subject
 from cuagent.expert.chains import with_chains
 from cuagent.expert.convolutions import library as library_convolutions
-from cuagent.expert.convolutions.convolution import Convolution
 from cuagent.expert.convolutions.copies import with_copies
 from cuagent.expert.convolutions.linears import linears_to_channels
 from cuagent.expert.convolutions.match import with_convolutions
@@ -31,6 +30,7 @@ from cuagent.expert.convolutions.qualify import loses_precision, qualifies
 from cuagent.expert.convolutions.sums import sum_before_convolutions
 from cuagent.expert.depthwise.match import with_depthwise
 from cuagent.expert.edits import prepared_names
+from cuagent.expert.einsums.match import with_einsums
 from cuagent.expert.families import ANCHORS
 from cuagent.expert.gains import may_gain
 from cuagent.expert.graph.graph import Graph, Kind
@@ -39,12 +39,12 @@ from cuagent.expert.kernel import KernelCall
 from cuagent.expert.loops.groups import loop_groups
 from cuagent.expert.loops.match import with_loops
 from cuagent.expert.lower import lower
-from cuagent.expert.method import Call, Steps, TritonCall
+from cuagent.expert.method import Call, Steps, TritonCall, TritonStep
 from cuagent.expert.naming import kernel_name, origins_of
 from cuagent.expert.options import Options
 from cuagent.expert.products import operands as products
 from cuagent.expert.products.few_rows import transpose_weights
-from cuagent.expert.products.match import Product, with_products
+from cuagent.expert.products.match import with_products
 from cuagent.expert.products.onednn import by_onednn, origins_by_onednn
 from cuagent.expert.products.transposes import transposed_products
 from cuagent.expert.recurrences.groups import recurrence_groups
@@ -212,6 +212,7 @@ def _steps(
     if not options.products:
         return fused, frozenset()
     found = with_products(fused, graph, subject.target, kept, options.split)
+    found = with_einsums(found, graph, subject.target, kept)
     found, unjoined = with_partials(with_convolutions(found, graph), graph)
     if unjoined:
         return found, unjoined
@@ -233,7 +234,7 @@ def _calls(
     target = subject.target
     for position, step in enumerate(steps):
         names = {*taken, *(call.name for call in calls.values())}
-        if isinstance(step, Product | Convolution | AttentionStep):
+        if isinstance(step, TritonStep):
             made = triton_call(kernel_name(step, names), step, graph, target, options)
             calls[position] = shared_triton(made, known_triton)
         if not isinstance(step, Group):

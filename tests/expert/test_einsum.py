@@ -41,6 +41,6 @@ def get_init_inputs(): return []
 """
     made = make(text, "Model")
     assert_agrees(made)
-    left = "aten.einsum" in made.candidate.files["model_new.py"].split("def _fits")[1]
+    left = "torch.einsum" in made.candidate.files["model_new.py"].split("def _fits")[1]
     stays = ("a permuted result", "a broadcast letter")
     assert left == (name in stays)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from cuagent.expert.einsums.contraction import Einsum
 from cuagent.expert.graph.graph import (
     Graph,
     Kind,
@@ -229,7 +230,9 @@ class _Layouts:
             return self._add(replace(node, shape=shape)), order
         # Memory may have another layout than the traced one; the copy is made only then.
         call = f"torch.permute({node.op}, {order}).contiguous()"
-        return self._add(replace(node, op=call, shape=shape, contiguous=True, order=())), order
+        spec = node.spec.stored_in(order) if isinstance(node.spec, Einsum) else node.spec
+        stored = replace(node, op=call, shape=shape, contiguous=True, order=(), spec=spec)
+        return self._add(stored), order
 
     def _pointwise(self, node: Node) -> tuple[str, Order]:
         rank = len(node.shape)

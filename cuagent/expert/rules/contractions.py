@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from cuagent.expert.einsums.contraction import Einsum
 from cuagent.expert.graph.graph import Kind, Node, Operand
 from cuagent.expert.graph.lowering import (
     Lowering,
@@ -150,11 +151,16 @@ def _sum_of_few(low: Lowering, fx: Any, left: Any, right: Any) -> str | None:
     return total
 
 
+Labelled = tuple[str, str]
+"""An operand of an einsum: (letters of its dimensions, name of its node)."""
+
+
 @rule("einsum")
 def einsum(low: Lowering, fx: Any) -> str | None:
-    """Lower an einsum of two or three operands; no operand may repeat a letter.
+    """Lower an einsum to products and elementwise operations if its operands need no copy; else to
+    one library call, which a generated kernel may replace.
 
-    Not covered: results that need a permutation.
+    No operand may repeat a letter.
     """
     equation, operands = fx.args[0], fx.args[1]
     left, arrow, result = equation.replace(" ", "").partition("->")
@@ -166,6 +172,11 @@ def einsum(low: Lowering, fx: Any) -> str | None:
     ]
     if not arrow or not floating(fx) or "." in equation or len(given) < len(words):
         return None
+    return _lowered(low, fx, given, result) or _einsum_call(low, fx, given, result)
+
+
+def _lowered(low: Lowering, fx: Any, given: Sequence[Labelled], result: str) -> str | None:
+    """Lower an einsum of two or three operands to a product or to elementwise operations."""
     if len(given) == 3:
         return _sum_of_three(low, fx, given, result)
     if len(given) != 2:
@@ -178,8 +189,29 @@ def einsum(low: Lowering, fx: Any) -> str | None:
     return _sum_of_products(low, fx, (a, x), (b, y), result)
 
 
-Labelled = tuple[str, str]
-"""An operand of an einsum: (letters of its dimensions, name of its node)."""
+def _einsum_call(low: Lowering, fx: Any, given: Sequence[Labelled], result: str) -> str | None:
+    """Lower an einsum to a call of torch with its equation as `spec`."""
+    if len(given) < 2:
+        return None
+    words = tuple(word for word, _ in given)
+    names = tuple(name for _, name in given)
+    places = ", ".join(f"{{{k}}}" for k in range(len(names)))
+    call = f"torch.einsum('{','.join(words)}->{result}', {places})"
+    contiguous = bool(value_of(fx).is_contiguous())
+    return low.add(
+        Node(
+            low.unique_name(""),
+            Kind.LIBRARY,
+            call,
+            names,
+            shape_of(fx),
+            dtype_of(fx),
+            origin=low.origin,
+            contiguous=contiguous,
+            spec=Einsum(words, result),
+            order=order_of_value(value_of(fx)) if low.layouts else (),
+        )
+    )
 
 
 def _sum_of_three(low: Lowering, fx: Any, given: Sequence[Labelled], result: str) -> str | None:

@@ -1,0 +1,1 @@
+"""Einsums of small matrices in a large batch, each computed by one Triton kernel."""
