@@ -494,6 +494,19 @@ def test_race_check_stops_if_few_rows_show_that_it_cannot_end(
     assert found.seconds < 150  # usually below 20 s
 
 
+def test_call_that_only_measures_the_time_may_fail(
+    tool: Path, referee: Referee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = f"""
+    if hasattr(self, "called"):
+        raise RuntimeError("no second call under a tool")
+    self.called = True{CALLED}"""
+    slow = stand_in(ENDLESS_ON_ALL_ROWS)
+    found, few, rows = on_few_rows(tool, referee, monkeypatch, slow, body, budget_s=25.0)
+    assert found.reports[1].outcome is Outcome.CLEAN
+    assert found.raced == (few, rows)
+
+
 def test_race_check_stops_if_even_few_rows_are_late(
     tool: Path, referee: Referee, monkeypatch: pytest.MonkeyPatch
 ) -> None:
