@@ -15,6 +15,7 @@ from cuagent.build import Build, build
 from cuagent.measure.timing import baselines, spares
 from cuagent.measure.timing.round_runner import RoundRunner
 from cuagent.measure.timing.rounds import LOOKS
+from cuagent.measure.timing.timed_arm import TimedArm
 from cuagent.measure.timing.timer import Timer
 from cuagent.task import Device, load_task
 from cuagent.timing import Effort, Timing
@@ -160,3 +161,10 @@ def test_each_round_opens_fresh_baselines_first() -> None:
         f"{EAGER} of round 1": EAGER,
         f"{EAGER} of round 2": EAGER,
     }
+
+
+def test_baselines_end_the_processes_of_later_rounds(referee: Referee) -> None:
+    with Timer(referee, (EAGER,)) as timer:
+        session = referee.processes.begin_reference(EAGER)
+        timer._baselines.spares.add(EAGER, TimedArm(EAGER, session, 0.0))
+    assert session.closed
