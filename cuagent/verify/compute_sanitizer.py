@@ -26,6 +26,7 @@ from cuagent.sandbox import Policy, Tier, wrap
 from cuagent.worker import suspend
 from cuagent.worker.fork_server import inherited_environment
 from cuagent.worker.giving_way import DRAIN_S
+from cuagent.worker.single import TIMED
 from cuagent.worker.supervised import Supervised
 
 LAUNCHES = 64
@@ -53,7 +54,11 @@ INVALID = "Invalid __"
 
 Such an access rejects an attempt in any kernel, also in a library's.
 """
+INTERNAL = "Internal Sanitizer Error"
+"""Start of a report line on a failure of compute-sanitizer itself."""
 _SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
+_RACE = re.compile(r"\b(?:[Rr]ace|hazard)\b")
+"""Word in each finding of racecheck."""
 
 
 class Outcome(StrEnum):
@@ -78,6 +83,13 @@ class Report:
     """C functions of the attempt's compiled libraries that were called."""
     launched: tuple[str, ...] = ()
     """Triton kernels that were launched."""
+    call_s: float | None = None
+    """Seconds of the call, as the attempt's process measured it; None if it was not measured."""
+
+    @property
+    def failed_itself(self) -> bool:
+        """True if the tool ended with an error of its own."""
+        return self.outcome is Outcome.UNKNOWN and INTERNAL in self.text
 
 
 def sanitizer() -> Path | None:
@@ -108,12 +120,14 @@ def sandboxed(
     build: Build,
     tier: Tier,
     kernels: Collection[str] = (),
+    *,
+    timed: bool = False,
 ) -> list[str]:
     """Return the command that runs `worker/single.py` on `folder` under compute-sanitizer,
     sandboxed.
 
     `tool` is memcheck, racecheck or initcheck. Only kernels whose name contains one of `kernels`
-    are instrumented; empty means all.
+    are instrumented; empty means all. If `timed`, the program also measures the call's seconds.
     """
     filters = (f"kns={name}" for name in sorted(kernels))
     command = [
@@ -124,6 +138,7 @@ def sandboxed(
         *(word for kept in filters for word in (name_filter(program), kept)),
         *(("--launch-count", str(LAUNCHES)) if kernels else ()),
         *(TRAMPOLINE, sys.executable, "-I", "-B", str(PROGRAM), str(folder)),
+        *((TIMED,) if timed else ()),
     ]
     policy = Policy(
         read=(program.parents[1], PROGRAM.parents[1], *(x.path for x in build.libraries)),
@@ -142,12 +157,12 @@ def run(
     folder: Path,
     limit_s: float,
     device_lock: DeviceLock = UNSHARED,
-    is_aborted: Callable[[], bool] = lambda: False,
+    is_aborted: Callable[[float], bool] = lambda _: False,
 ) -> tuple[int | None, str]:
     """Run a command in `folder`; return its exit status and its printed text.
 
     The status is None if the command exceeded `limit_s` seconds, could not be suspended, or
-    `is_aborted` before it ended.
+    `is_aborted` before it ended; that is called with the seconds of suspension until then.
 
     The command uses the device in shared mode. It is suspended while another process uses the
     device exclusively; suspended time does not count against `limit_s`. At the end all its
@@ -158,14 +173,18 @@ def run(
         device_lock.shared() as give_way,
         tempfile.TemporaryFile("w+", dir=folder.parent, errors="replace") as report,
     ):
-        deadline = time.monotonic() + limit_s
+        deadline, suspended_s = time.monotonic() + limit_s, 0.0
         with Supervised(command, folder, inherited_environment(), report) as process:
             exited = False
             with suppress(suspend.SuspendError):
-                while not exited and time.monotonic() < deadline and not is_aborted():
+                while (
+                    not exited
+                    and time.monotonic() < deadline + suspended_s
+                    and not is_aborted(suspended_s)
+                ):
                     exited = process.wait(POLL_S)
                     if not exited and device_lock.is_awaited:
-                        deadline += _give_way(process, give_way)
+                        suspended_s += _give_way(process, give_way)
             status = process.status() if exited else None
         report.seek(0)
         return status, report.read(MAX_READ)
@@ -193,6 +212,8 @@ def read(tool: str, status: int | None, text: str, own: Collection[str]) -> Repo
     """
     if status is None:
         return Report(tool, Outcome.UNKNOWN, "exceeded its time limit")
+    if status == FOUND and tool == "racecheck" and INTERNAL in text and not _RACE.search(text):
+        return Report(tool, Outcome.UNKNOWN, _shown(text))
     if status == FOUND:
         named = not set(own).isdisjoint(re.findall(r"\w+", text))
         outcome = Outcome.FAULTY if named or INVALID in text else Outcome.ELSEWHERE

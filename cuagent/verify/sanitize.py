@@ -55,6 +55,8 @@ from cuagent.verify.tool_runs import (
     ToolRuns,
     common_rows,
     few_rows,
+    first_rows,
+    rows_of_outputs,
 )
 from cuagent.worker.single import INPUTS, WEIGHTS
 
@@ -203,9 +205,9 @@ def check(
         outputs = referee.facts.layouts.output.leaves
         for rows in _cuts(inputs, outputs):
             used = inputs if rows is None else [t[: rows[0]] for t in inputs]
-            every = common_rows(used, outputs) if rows is None else rows[0]
+            every = rows_of_outputs(outputs) if rows is None else rows[0]
             few = few_rows(used, every) if RACECHECK in tools else None
-            found = _run_tools(run, referee, folder, used, tools, few)
+            found = _run_tools(run, referee, folder, used, tools, every, few)
             reports, raced = found.each, (few, every) if few and every and found.few else None
             if rows is None or not _missed(reports, build):
                 break
@@ -222,9 +224,10 @@ def _run_tools(
     folder: Path,
     inputs: Sequence[Tensor],
     tools: Sequence[str],
+    rows: int | None,
     few: int | None,
 ) -> Reports:
-    """Run the tools on `inputs`, and racecheck also on their first `few` rows; return the
+    """Run the tools on `inputs`, and racecheck also on the first `few` of `rows` rows; return the
     reports."""
     shared = _shared_folder(referee, run.attempt, folder, SHARED)
     of_few = None if few is None else _shared_folder(referee, run.attempt, folder, FEW)
@@ -234,12 +237,13 @@ def _run_tools(
         _write_tensors(shared / WEIGHTS, weights, run.lock)
         if of_few is not None:  # first, because racecheck takes longest
             os.link(shared / WEIGHTS, of_few / WEIGHTS)
-            _write_tensors(of_few / INPUTS, [t[:few] for t in inputs], run.lock)
+            _write_tensors(of_few / INPUTS, first_rows(inputs, rows, few), run.lock)
         _write_tensors(shared / INPUTS, inputs, run.lock)
 
     processes = len(tools) + (few is not None)
     at_once = processes if _all_fit(referee, processes, inputs) else 1
-    return ToolRuns(run, shared, of_few).reports(tools, at_once, write)
+    scale = rows / few if rows and few else 1.0
+    return ToolRuns(run, shared, of_few, scale).reports(tools, at_once, write)
 
 
 def _all_fit(referee: Referee, tools: int, inputs: Sequence[Tensor]) -> bool:

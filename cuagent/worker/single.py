@@ -1,10 +1,11 @@
 """Run one call of a candidate in a process of its own, under a debugging tool such as a sanitizer.
 
-    python single.py FOLDER
+    python single.py FOLDER [timed]
 
 FOLDER contains the attempt, `order.json` and, from some time on, the weights and the inputs. No
 result is compared. The exit code says if the call completed. `reached.json` lists the functions of
-the attempt's libraries that were called, and the Triton kernels that were launched.
+the attempt's libraries that were called, and the Triton kernels that were launched; with "timed"
+also the seconds of the call.
 """
 
 from __future__ import annotations
@@ -21,9 +22,16 @@ WEIGHTS, INPUTS = "weights.pt", "inputs.pt"
 """Names of the files of the tensors. The inputs appear last, and complete."""
 WAIT_S = 120.0
 """Seconds to wait for the inputs."""
+TIMED = "timed"
+FIRST_S = 3.0
+"""Seconds of a first call that may go into compiling, loading and instrumenting kernels.
+
+A first call that took less is repeated, and the second one is timed. A longer one counts without
+them, because a second one would take too long.
+"""
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, *, timed: bool = False) -> None:
     import torch
 
     from cuagent.library_folders import library_folders
@@ -42,10 +50,23 @@ def main(folder: Path) -> None:
     model.load_state_dict(dict(zip(model_spec.state, weights, strict=True)))
     reached = _recorded()
     launched = _launched() if "triton" in sys.modules else set()
-    with torch.no_grad():
-        model(*unflatten(inputs, model_spec.inputs))
-    synchronize(device)
-    (folder / REACHED).write_text(json.dumps([sorted(reached), sorted(launched)]))
+
+    def call_s() -> float:
+        begun = time.monotonic()
+        with torch.no_grad():
+            model(*unflatten(inputs, model_spec.inputs))
+        synchronize(device)
+        return time.monotonic() - begun
+
+    first_s = call_s()
+    ran = [sorted(reached), sorted(launched)]
+    (folder / REACHED).write_text(json.dumps(ran))
+    if timed:
+        try:
+            seconds = call_s() if first_s < FIRST_S else first_s - FIRST_S
+        except RuntimeError:  # it may begin to capture a CUDA graph, which fails under a tool
+            return
+        (folder / REACHED).write_text(json.dumps([*ran, [seconds]]))
 
 
 def _tensors(folder: Path, device: str) -> tuple[list[Any], list[Any]]:
@@ -112,4 +133,4 @@ def _make_cuagent_importable() -> None:
 
 if __name__ == "__main__":
     _make_cuagent_importable()
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), timed=TIMED in sys.argv[2:])

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,19 @@ from cuagent.build import build
 from cuagent.device_lock import DeviceLock
 from cuagent.sandbox import Tier, probe
 from cuagent.task import Device
-from cuagent.verify import Referee, sanitize, tool_runs
-from cuagent.verify.compute_sanitizer import FOUND, Outcome, name_filter, read, run, sandboxed
+from cuagent.verify import Referee, race_limit, sanitize, tool_runs
+from cuagent.verify.compute_sanitizer import (
+    FOUND,
+    Outcome,
+    Report,
+    name_filter,
+    read,
+    run,
+    sandboxed,
+)
 from cuagent.verify.oracle.client import Oracle
 from cuagent.verify.own_kernels import allocates, own_kernels
+from cuagent.verify.race_limit import why_hopeless
 from cuagent.verify.sanitize import SHARED, TOOLS, Check, check, write_debug_folder
 
 pytestmark = pytest.mark.slow
@@ -450,6 +460,121 @@ def test_race_on_few_rows_alone_does_not_reject(
     found, *_ = on_few_rows(tool, referee, monkeypatch, stand_in(race), CALLED)
     assert found.reports[1].outcome is Outcome.CLEAN, "nothing was found on all rows"
     assert found.raced is None
+
+
+INTERNAL = "========= Internal Sanitizer Error: The Sanitizer failed to handle a hardware exception"
+ENDLESS_ON_ALL_ROWS = "test $WHOLE = 1 && sleep 600"
+
+
+def test_race_check_stops_if_the_tool_itself_failed_on_few_rows(
+    tool: Path, referee: Referee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = f'test $WHOLE = 0 && echo "{INTERNAL}" && exit 99; {ENDLESS_ON_ALL_ROWS}'
+    found, *_ = on_few_rows(tool, referee, monkeypatch, stand_in(failed), CALLED, budget_s=300.0)
+    assert found.reports[1].outcome is Outcome.UNKNOWN
+    assert "Internal Sanitizer Error" in found.reports[1].text
+    assert found.raced is None
+    assert found.seconds < 200  # usually below 15 s
+
+
+def test_race_check_stops_if_few_rows_show_that_it_cannot_end(
+    tool: Path, referee: Referee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the second call on one row, all 64 rows take over 600 s; the first call shows nothing."""
+    monkeypatch.setattr(race_limit, "FEW_LATE_S", 600.0)
+    body = f"""
+    import time
+    if len(x) == 1:
+        time.sleep(getattr(self, "seconds", 0.1))
+        self.seconds = 10.0{CALLED}"""
+    slow = stand_in(ENDLESS_ON_ALL_ROWS)
+    found, few, rows = on_few_rows(tool, referee, monkeypatch, slow, body, budget_s=180.0)
+    assert found.reports[1].outcome is Outcome.CLEAN
+    assert found.raced == (few, rows)
+    assert found.seconds < 150  # usually below 20 s
+
+
+def test_call_that_only_measures_the_time_may_fail(
+    tool: Path, referee: Referee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = f"""
+    if hasattr(self, "called"):
+        raise RuntimeError("no second call under a tool")
+    self.called = True{CALLED}"""
+    slow = stand_in(ENDLESS_ON_ALL_ROWS)
+    found, few, rows = on_few_rows(tool, referee, monkeypatch, slow, body, budget_s=25.0)
+    assert found.reports[1].outcome is Outcome.CLEAN
+    assert found.raced == (few, rows)
+
+
+def test_race_check_stops_if_even_few_rows_are_late(
+    tool: Path, referee: Referee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless = stand_in("sleep 600")
+    found, *_ = on_few_rows(tool, referee, monkeypatch, endless, CALLED, budget_s=300.0)
+    assert found.reports[1].outcome is Outcome.UNKNOWN
+    assert "few rows took 5 s longer than the other tools" in found.reports[1].text
+    assert found.raced is None
+    assert found.seconds < 200  # usually below 20 s
+
+
+CALL = ("relu_kernel",)
+FEW = Report("racecheck", Outcome.CLEAN, reached=CALL, call_s=2.0)
+FAILED = Report("racecheck", Outcome.UNKNOWN, "Internal Sanitizer Error: it failed")
+ENDED = Report("memcheck", Outcome.CLEAN, reached=CALL)
+
+
+@pytest.mark.parametrize(
+    ("few", "scale", "waited_s", "stops"),
+    [
+        (FEW, 16.0, 0.0, True),  # 32 s in place of 10
+        (FEW, 14.0, 0.0, False),  # 28 s: with the GPU for itself it may end
+        (replace(FEW, reached=()), 16.0, 60.0, False),  # other kernels may take less
+        (replace(FEW, call_s=None), 1e6, 60.0, False),
+        (replace(FEW, outcome=Outcome.FAULTY), 1e6, 60.0, False),  # only all rows can reject
+        (replace(FEW, outcome=Outcome.UNKNOWN), 1e6, 60.0, False),
+        (FAILED, 1.0, 0.0, True),
+        (replace(FAILED, outcome=Outcome.FAULTY), 1.0, 0.0, False),
+        (None, 1e6, 4.9, False),
+        (None, 4.0, 5.1, True),
+        (None, 2.0, 60.0, False),  # all rows may end soon after
+    ],
+)
+def test_race_check_stops_only_if_it_cannot_end(
+    few: Report | None, scale: float, waited_s: float, stops: bool
+) -> None:
+    why = why_hopeless(few, [ENDED], scale=scale, window_s=10.0, waited_s=waited_s)
+    assert bool(why) is stops
+
+
+@pytest.mark.parametrize("few", [FEW, None])
+def test_tools_that_could_not_run_do_not_stop_the_race_check(few: Report | None) -> None:
+    for others in ([], [replace(ENDED, outcome=Outcome.UNKNOWN)]):
+        assert not why_hopeless(few, others, scale=1e6, window_s=10.0, waited_s=60.0)
+
+
+def test_own_failure_of_the_race_check_is_no_race() -> None:
+    failed = f"{INTERNAL}\n=========     at relu_kernel(float *)\n"
+    assert read("racecheck", FOUND, failed, OWN).failed_itself
+    race = f"{failed}========= Error: Race reported between Write access at relu_kernel(float *)\n"
+    assert read("racecheck", FOUND, race, OWN).outcome is Outcome.FAULTY
+
+
+def test_race_check_on_all_rows_goes_on_after_a_race_on_few(
+    tool: Path, referee: Referee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends long after the other tools and few rows."""
+    error = 'echo "========= Error: Race at relu_kernel()" && exit 99'
+    race = f"test $WHOLE = 1 && sleep 10; {error}"
+    found, *_ = on_few_rows(tool, referee, monkeypatch, stand_in(race), CALLED)
+    assert found.reports[1].outcome is Outcome.FAULTY
+
+
+def test_few_rows_are_those_of_the_inputs_that_the_outputs_share() -> None:
+    """The second factor of a product keeps its rows."""
+    factors = [torch.empty(n, 16 << 20, dtype=torch.uint8, device="meta") for n in (4, 2)]
+    assert tool_runs.few_rows(factors, 4) == 1
+    assert [len(t) for t in tool_runs.first_rows(factors, 4, 1)] == [1, 2]
 
 
 @pytest.mark.parametrize(
