@@ -155,7 +155,7 @@ def _scores(step: AttentionStep) -> list[str]:
                 weight = f" * {words[1]!r}" if name == "add" and words[1] != 1 else ""
                 lines.append(f"s = s {sign} {value}{weight}")
             case "tanh":
-                lines.append("s = libdevice.tanh(s)")
+                lines.append("s = tanh_of_element(s)")
             case "fill":
                 mask = loaded(step.operands[3 + words[0]], "0")
                 fill, removes = _number(words[2]), words[1]

@@ -13,7 +13,7 @@ EXPRESSIONS = {
     "logical_not": "{0} == 0", "maximum": f"tl.maximum({{0}}, {{1}}, {ALL})",
     "minimum": f"tl.minimum({{0}}, {{1}}, {ALL})", "exp": "tl.exp({0})",
     "exp_nonpositive": "tl.exp({0})", "expm1": "libdevice.expm1({0})", "log": "tl.log({0})",
-    "log1p": "libdevice.log1p({0})", "tanh": "libdevice.tanh({0})", "erf": "tl.erf({0})",
+    "log1p": "libdevice.log1p({0})", "tanh": "tanh_of_element({0})", "erf": "tl.erf({0})",
     "abs": "tl.abs({0})", "sqrt": "tl.sqrt_rn({0})", "rsqrt": "tl.rsqrt({0})",
     "floor": "tl.floor({0})", "ceil": "tl.ceil({0})", "sin": "tl.sin({0})", "cos": "tl.cos({0})",
     "reciprocal": "1.0 / {0}", "relu": "tl.where({0} < 0, 0.0, {0})",
@@ -21,7 +21,7 @@ EXPRESSIONS = {
     "sigmoid": "1.0 / (1.0 + tl.exp(-{0}))", "silu": "{0} / (1.0 + tl.exp(-{0}))",
     "gelu": "gelu_of_element({0})",
     "gelu_tanh": "gelu_tanh_of_element({0})",
-    "softplus": "tl.where({0} > 20.0, {0}, libdevice.log1p(tl.exp({0})))",
+    "softplus": "softplus_of_element({0})",
     "mish": "{0} * libdevice.tanh(tl.where({0} > 20.0, {0}, libdevice.log1p(tl.exp({0}))))",
     "elu": "tl.where({0} > 0, {0}, {1} * libdevice.expm1({0}))",
     "selu": (
@@ -76,6 +76,35 @@ def gelu_tanh_of_element(x):
     """Return x times the sigmoid of 2 u, with u as in the tanh form of GELU."""
     u = 0.797884561 * (x + 0.044715 * x * x * x)
     return x / (1.0 + tl.exp(-2.0 * u))
+''',
+    "tanh_of_element": '''
+@triton.jit
+def tanh_of_element(x):
+    """Return tanh(x) within 2 ulp, without the branch of libdevice's function."""
+    a = tl.abs(x)
+    s = a * a
+    q = -0.00654545119 * s + 0.0212747942
+    q = q * s - 0.0539038267
+    q = q * s + 0.133330864
+    q = q * s - 0.333333319
+    value = tl.where(a < 0.56, a * s * q + a, 1.0 - 2.0 / (tl.exp(2.0 * a) + 1.0))
+    return tl.where(x < 0, -value, value)
+''',
+    "softplus_of_element": '''
+@triton.jit
+def softplus_of_element(x):
+    """Return log(1 + e^x) within 2 ulp, as max(x, 0) + log(1 + t) with t = e^-|x|."""
+    t = tl.exp(-tl.abs(x))
+    q = -0.00324402336 * t + 0.0198514542
+    q = q * t - 0.0569595189
+    q = q * t + 0.106036533
+    q = q * t - 0.153055916
+    q = q * t + 0.196759389
+    q = q * t - 0.249541336
+    q = q * t + 0.333299624
+    q = q * t - 0.499999024
+    q = q * t + 0.999999995
+    return tl.where(x > 0, x, 0.0) + t * q
 ''',
 }
 """Texts of the Triton functions that expressions call, by name."""
