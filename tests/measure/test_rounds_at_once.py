@@ -141,7 +141,7 @@ def test_processes_of_later_rounds_end_with_an_interrupt(
 def test_processes_of_a_large_task_open_round_after_round(
     referee: Referee, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    processes = LOOKS.rounds[0] * 3  # at half a GiB each
+    processes = 2 * 3  # of two rounds, at half a GiB each
     free = int(processes * spares.PROCESS_BYTES / spares.SHARE)
     monkeypatch.setattr(spares, "free_memory", lambda _: free)
     seen = Seen(referee, monkeypatch)
@@ -149,7 +149,9 @@ def test_processes_of_a_large_task_open_round_after_round(
     assert not any(seen.others)
     eager = [arms[EAGER] for arms in seen.rounds]
     assert len(set(eager)) == len(eager)
-    monkeypatch.setattr(spares, "free_memory", lambda _: 2 * free)
+    monkeypatch.setattr(spares, "free_memory", lambda _: int(1.6 * free))
+    assert spares.rounds_at_once(referee, 0, 3) == 3
+    monkeypatch.setattr(spares, "free_memory", lambda _: 3 * free)
     assert spares.rounds_at_once(referee, 0, 3) == LOOKS.rounds[0]
     assert spares.rounds_at_once(referee, LOOKS.rounds[0], 3) == LOOKS.rounds[1] - LOOKS.rounds[0]
 

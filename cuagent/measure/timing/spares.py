@@ -1,8 +1,8 @@
 """Baselines' processes that were opened for later rounds of a record timing.
 
 Each round needs fresh processes, and on a GPU most of a round is their opening. So those of several
-rounds of a small task open at the same time. They have made their first call and are stopped, like
-all sessions between two commands, until their round takes them.
+rounds open at the same time, as far as memory admits. They have made their first call and are
+stopped, like all sessions between two commands, until their round takes them.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from cuagent.measure.timing.surroundings import free_memory
 from cuagent.measure.timing.timed_arm import TimedArm
 from cuagent.verify.referee import Referee
 
-SHARE = 0.25
+SHARE = 0.5
 """Largest share of the GPU's free memory that the processes of several rounds may take together.
 
-In a task of 3 GB a call, whose processes stayed open, a round took three times as long for an
+When the processes of a task of 3 GB a call all stayed open, a round took three times as long for an
 unknown reason.
 """
 PROCESS_BYTES = 1 << 29
@@ -61,15 +61,14 @@ def copies(names: Sequence[str], fresh: Collection[str], rounds: int) -> dict[st
 def rounds_at_once(referee: Referee, rounds_done: int, arms: int) -> int:
     """Return the number of rounds of a record timing whose processes open at the same time.
 
-    They are those until the next look, or 1 if the memory of `LOOKS.rounds[0]` rounds would exceed
-    `SHARE`. `arms` is the number of processes in a round.
+    They are those until the next look, or as many as have room in `SHARE` of the free memory; at
+    least one. `arms` is the number of processes in a round.
     """
-    processes = LOOKS.rounds[0] * arms
-    needed = processes * (PROCESS_BYTES + referee.facts.layouts.state.size)
-    needed += referee.room.timing(processes)
+    until_look = next((look for look in LOOKS.rounds if look > rounds_done), 1 + rounds_done)
     free = free_memory(referee.task.device)
-    if free is not None and needed > SHARE * free:
-        return 1
-    return (
-        next((look for look in LOOKS.rounds if look > rounds_done), 1 + rounds_done) - rounds_done
-    )
+    for rounds in range(until_look - rounds_done, 1, -1):
+        processes = rounds * arms
+        needed = processes * (PROCESS_BYTES + referee.facts.layouts.state.size)
+        if free is None or needed + referee.room.timing(processes) <= SHARE * free:
+            return rounds
+    return 1
