@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from cuagent.expert.graph.graph import FLOATS, ITEM_BYTES
 from cuagent.expert.kernel import KernelCall, Request
 from cuagent.expert.streaming.cuda_columns import ColumnSchedule
+from cuagent.expert.streaming.cuda_kept import KeptRowSchedule
 from cuagent.expert.streaming.cuda_map import MapSchedule
 from cuagent.expert.streaming.cuda_rows import MAX_SAVED
 from cuagent.expert.streaming.cuda_split import SplitSchedules
@@ -37,7 +38,7 @@ def generate(request: Request) -> KernelCall:
         kernel.text(),
         request.group,
         nest.tensors_read,
-        headers(a.dtype for a in (*nest.reads.values(), *nest.writes.values())),
+        kernel.headers(),
         kernel.plan.in_place(),
         workspace=kernel.workspace,
     )
@@ -55,27 +56,36 @@ def threads_for(columns: int, vector: int) -> int:
     return max(64, min(1024, 1 << (count - 1).bit_length()))
 
 
-class _Kernel(MapSchedule, StagedRowSchedule, ColumnSchedule, SplitSchedules):
+class _Kernel(MapSchedule, StagedRowSchedule, ColumnSchedule, SplitSchedules, KeptRowSchedule):
     """Chooses the schedule for one CUDA kernel and generates its text."""
 
     def __init__(self, request: Request, nest: Nest) -> None:
-        inner = nest.dimensions[-1]
+        inner, group = nest.dimensions[-1], nest.group
         accesses = [*nest.reads.values(), *nest.writes.values()]
-        column_rows = bool(nest.group.reduced) and not inner.reduced
+        column_rows = bool(group.reduced) and not inner.reduced
         usable = request.vector and not column_rows
         width = vector_width(inner.extent, accesses) if usable else 1
-        threads = request.threads or threads_for(nest.group.columns, width)
-        items = math.ceil(nest.group.columns / (threads * width))
+        threads = request.threads or threads_for(group.columns, width)
+        items = math.ceil(group.columns / (threads * width))
         plan = Plan(nest)
         saved = sum(len(stage.save) for stage in plan.stages) * items * width
-        if saved > MAX_SAVED or not nest.group.reduced or column_rows:
+        if saved > MAX_SAVED or not group.reduced or column_rows:
             plan = Plan(nest, may_save=False)
         super().__init__(request.name, nest, request.title, plan)
         self.vector, self.column_rows = width, column_rows
         self.threads, self.items = threads, items
-        if max(a.offset + nest.group.size for a in accesses) >= 1 << 30:
+        if max(a.offset + group.size for a in accesses) >= 1 << 30:
             self.integer = "long"
         self._stage()
+        innermost = group.reduced and not column_rows and not self.staged
+        if request.clusters and innermost and request.vector and not request.threads:
+            self._keep(width)
+
+    def headers(self) -> tuple[str, ...]:
+        """Return the names of the headers that the source includes."""
+        accesses = (*self.nest.reads.values(), *self.nest.writes.values())
+        own = ("cluster_cuda.h",) if self.kept else ()
+        return (*headers(a.dtype for a in accesses), *own)
 
     def text(self) -> str:
         """Return the source of the kernel file."""
@@ -84,8 +94,7 @@ class _Kernel(MapSchedule, StagedRowSchedule, ColumnSchedule, SplitSchedules):
             w(f"// {line}")
         shape = " x ".join(f"{d.extent}{' (reduced)' if d.reduced else ''}" for d in dims)
         w(f"// Loop nest: {shape}. About {self.plan.operations / 1e6:.3g} M weighted operations.")
-        accesses = (*self.nest.reads.values(), *self.nest.writes.values())
-        for header in headers(a.dtype for a in accesses):
+        for header in self.headers():
             w(f'#include "{header}"')
         w()
         group = self.nest.group
@@ -99,6 +108,8 @@ class _Kernel(MapSchedule, StagedRowSchedule, ColumnSchedule, SplitSchedules):
             self._staged_rows()
         elif self._splits_rows():
             self._split_rows()
+        elif self.kept:
+            self._kept_rows()
         else:
             self._rows()
         return "\n".join(without_unused(w.lines)) + "\n"

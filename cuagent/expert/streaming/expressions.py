@@ -68,9 +68,9 @@ RESERVED = {
 }  # fmt: skip
 LOCALS = names_in(
     """
-    all batch begin blended buffer carry channel_bias chunk column count element end first
-    first_row flat given heap held input_row item j joined last local memory next p part parts
-    place_in_row plane position q r remainder result row_sums rows scratch slot some source start
+    all batch begin behind blended buffer carry channel_bias chunk column count element end first
+    first_row flat given head heap held input_row item j joined last local memory next p part parts
+    place_in_row plane position q r rank remainder result row_sums rows scratch shares slot some source start
     step tap_weights thread thread_slot thread_sums total turn v value values width window_row
     worst COLUMNS Element ITEMS LANES LENGTH THREADS VECTOR
     """

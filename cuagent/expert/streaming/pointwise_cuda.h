@@ -170,6 +170,15 @@ __device__ __forceinline__ float reduce_lanes(float value) {
   return value;
 }
 
+// Join all values in a fixed order.
+template <class Join, int COUNT>
+__device__ __forceinline__ float join_all(const float (&values)[COUNT]) {
+  float joined = values[0];
+#pragma unroll
+  for (int k = 1; k < COUNT; ++k) joined = Join::join(joined, values[k]);
+  return joined;
+}
+
 // Inclusive scan over the 32 lanes of a warp.
 template <class Join>
 __device__ __forceinline__ float scan_warp(float value) {
