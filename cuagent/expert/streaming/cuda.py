@@ -23,6 +23,7 @@ from cuagent.expert.streaming.cuda_rows import MAX_SAVED
 from cuagent.expert.streaming.cuda_split import SplitSchedules
 from cuagent.expert.streaming.cuda_staged import StagedRowSchedule
 from cuagent.expert.streaming.cuda_text import headers
+from cuagent.expert.streaming.extreme_places import with_places
 from cuagent.expert.streaming.nest import Access, Nest, nest_of
 from cuagent.expert.streaming.stages import Plan
 from cuagent.expert.streaming.text import without_unused
@@ -30,7 +31,7 @@ from cuagent.expert.streaming.text import without_unused
 
 def generate(request: Request) -> KernelCall:
     """Return the kernel of a group. Raises NestError if no schedule fits."""
-    nest = nest_of(request.group, request.graph)
+    nest = nest_of(with_places(request.group), request.graph)
     kernel = _Kernel(request, nest)
     return KernelCall(
         request.name,

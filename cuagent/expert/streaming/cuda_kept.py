@@ -17,6 +17,7 @@ from cuagent.expert.graph.graph import FLOATS, ITEM_BYTES
 from cuagent.expert.streaming.cuda_rows import MAX_CACHED
 from cuagent.expert.streaming.cuda_text import JOIN, CudaText
 from cuagent.expert.streaming.expressions import TYPES, computed_type, identifier
+from cuagent.expert.streaming.extreme_places import PLACE
 from cuagent.expert.streaming.nest import Access, Nest
 from cuagent.expert.streaming.stages import Plan, Stage
 
@@ -216,7 +217,8 @@ class KeptRowSchedule(CudaText):
             w("cluster_arrive();")
         self._decode("row", self.row_dims)
         if self.shift:
-            steps = tuple(0 if d.reduced else s for s, d in self._steps_of(self.shift))
+            pairs = zip(self.shift.strides, self.nest.dimensions, strict=True)
+            steps = tuple(0 if d.reduced else s for s, d in pairs)
             first = self._sum(steps, self.shift.offset)
             w(f"const int head = static_cast<int>(-({first})) & {self.vector - 1};")
         done = 0
@@ -236,9 +238,6 @@ class KeptRowSchedule(CudaText):
         size = _sixteenths(self.kept_bytes * (slots + edges)) * 16
         launch = self._launch(str(group.rows * kept.cluster), str(kept.threads), shared=size)
         self._launcher([f"allow_shared({self.name}_device, {size});", launch])
-
-    def _steps_of(self, access: Access):  # noqa: ANN202
-        return zip(access.strides, self.nest.dimensions, strict=True)
 
     def _most_edges(self) -> int:
         """Return the number of elements for which a row has room before and behind its vectors."""
@@ -289,9 +288,7 @@ class KeptRowSchedule(CudaText):
         """Write the joins of the threads' partial results, then of the blocks'."""
         w, kept = self.w, self.kept
         assert kept is not None
-        for node in stage.reduces:
-            word = identifier(node.name)
-            w(f"{word} = reduce_block<{JOIN[node.op]}, THREADS>({word});")
+        self._join_threads(stage, "reduce_block", "THREADS")
         if kept.cluster == 1 or not stage.reduces:
             return
         if done == 0:
@@ -303,8 +300,14 @@ class KeptRowSchedule(CudaText):
         w.close()
         w("cluster_arrive();")
         w("cluster_wait();")
-        for k, node in enumerate(stage.reduces):
-            w(f"{identifier(node.name)} = join_all<{JOIN[node.op]}>(shares[{done + k}]);")
+        shares = {node.name: f"shares[{done + k}]" for k, node in enumerate(stage.reduces)}
+        for node in stage.reduces:
+            word, place = identifier(node.name), self.places.get(node.name)
+            if place:
+                parts = f"{shares[node.name]}, {shares[place.name]}"
+                w(f"join_all_places<{JOIN[node.op]}>({word}, {identifier(place.name)}, {parts});")
+            elif node.op != PLACE:
+                w(f"{word} = join_all<{JOIN[node.op]}>({shares[node.name]});")
 
     def _element_block(self, stage: Stage, slots: dict[str, str]) -> None:
         if self.kept is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from cuagent.expert.graph.graph import FLOATS
-from cuagent.expert.streaming.cuda_text import JOIN, CudaText
+from cuagent.expert.streaming.cuda_text import CudaText
 from cuagent.expert.streaming.expressions import identifier
 from cuagent.expert.streaming.stages import Stage
 
@@ -94,9 +94,7 @@ class RowSchedule(CudaText):
         self._decode("column", self.column_dims)
         self._element_block(stage, {n: f"{identifier(n)}_cached[item][v]" for n in self._saved()})
         w.close(2)
-        for node in stage.reduces:
-            word = identifier(node.name)
-            w(f"{word} = reduce_block<{JOIN[node.op]}, THREADS>({word});")
+        self._join_threads(stage, "reduce_block", "THREADS")
 
     def _saved(self) -> list[str]:
         return [name for stage in self.plan.stages for name in stage.save]

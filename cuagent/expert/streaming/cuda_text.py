@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from cuagent.expert.streaming.expressions import TYPES, computed_type, identifier
+from cuagent.expert.streaming.extreme_places import PLACE
 from cuagent.expert.streaming.group import Group
 from cuagent.expert.streaming.nest import Access, Nest
 from cuagent.expert.streaming.stages import Plan, Stage
@@ -50,6 +51,8 @@ class CudaText(KernelText):
         """Number of vectors of a row that each thread computes."""
         self.workspace = 0
         """Number of float32 elements of scratch memory that the launcher needs."""
+        self.places = {n.spec: n for n in nest.group.nodes if n.op == PLACE}
+        """Reduction to the index of the first extreme, by the name of that to the extreme."""
         self.cached: dict[str, tuple[int, str]] = {}
         """(first pass that loads it, register array) of each input element that stays in
         registers.
@@ -141,7 +144,12 @@ class CudaText(KernelText):
             w(f"{slots[name]} = {identifier(name)}_v;")
         for node in stage.reduces:
             word, value = identifier(node.name), self._operand(node, node.args[0])
-            w(f"{word} = {JOIN[node.op]}::join({word}, {value});")
+            if place := self.places.get(node.name):
+                at = self._operand(place, place.args[1])
+                words = f"{word}, {identifier(place.name)}, {value}, {at}"
+                w(f"join_place<{JOIN[node.op]}>({words});")
+            elif node.op != PLACE:
+                w(f"{word} = {JOIN[node.op]}::join({word}, {value});")
         for name in stage.stores:
             value = self._variable(self.plan.source(name))
             if self.vector > 1:
@@ -213,7 +221,20 @@ class CudaText(KernelText):
     def _identities(self, stage: Stage) -> None:
         """Declare the variables of the stage's reductions, with their initial values."""
         for node in stage.reduces:
-            self.w(f"float {identifier(node.name)} = {JOIN[node.op]}::identity();")
+            identity = "INFINITY" if node.op == PLACE else f"{JOIN[node.op]}::identity()"
+            self.w(f"float {identifier(node.name)} = {identity};")
+
+    def _join_threads(self, stage: Stage, function: str, count: str) -> None:
+        """Write the joins of the partial results of `count` threads by a function of
+        `pointwise_cuda.h`.
+        """
+        for node in stage.reduces:
+            word = identifier(node.name)
+            if place := self.places.get(node.name):
+                words = f"{word}, {identifier(place.name)}"
+                self.w(f"{function}_place<{JOIN[node.op]}, {count}>({words});")
+            elif node.op != PLACE:
+                self.w(f"{word} = {function}<{JOIN[node.op]}, {count}>({word});")
 
     def _row_values(self, stage: Stage) -> None:
         for node in stage.row_nodes:

@@ -68,11 +68,11 @@ RESERVED = {
 }  # fmt: skip
 LOCALS = names_in(
     """
-    all batch begin behind blended buffer carry channel_bias chunk column count element end first
-    first_row flat given head heap held input_row item j joined last local memory next p part parts
-    place_in_row plane position q r rank remainder result row_sums rows scratch shares slot some source start
-    step tap_weights thread thread_slot thread_sums total turn v value values width window_row
-    worst COLUMNS Element ITEMS LANES LENGTH THREADS VECTOR
+    all batch begin behind blended buffer carry channel_bias chunk column count element end
+    first first_row flat given head heap held input_row item j joined last local memory next p
+    part parts place_in_row plane position q r rank remainder result row_sums rows scratch
+    shares slot some source start step tap_weights thread thread_slot thread_sums total turn v
+    value values width window_row worst COLUMNS Element ITEMS LANES LENGTH THREADS VECTOR
     """
 )
 """Names of variables and constants in generated kernels.

@@ -130,11 +130,25 @@ struct Product {
 struct Max {
   static __device__ __forceinline__ float identity() { return -INFINITY; }
   static __device__ __forceinline__ float join(float a, float b) { return b > a || b != b ? b : a; }
+  static __device__ __forceinline__ bool beats(float a, float b) { return a > b; }
 };
 struct Min {
   static __device__ __forceinline__ float identity() { return INFINITY; }
   static __device__ __forceinline__ float join(float a, float b) { return b < a || b != b ? b : a; }
+  static __device__ __forceinline__ bool beats(float a, float b) { return a < b; }
 };
+
+// Join an extreme and the place of the first element that has it with another pair. NaN is the
+// extreme of all values.
+template <class Join>
+__device__ __forceinline__ void join_place(float& top, float& place, float value, float at) {
+  const bool before = at < place;
+  const bool better = Join::beats(value, top) || (value == top && before);
+  if (better || (value != value && (top == top || before))) {
+    top = value;
+    place = at;
+  }
+}
 
 // Reduce over THREADS threads in a fixed order; every thread gets the result.
 template <class Join, int THREADS>
@@ -170,6 +184,42 @@ __device__ __forceinline__ float reduce_lanes(float value) {
   return value;
 }
 
+// The same for pairs of an extreme and its place.
+template <class Join>
+__device__ __forceinline__ void reduce_warp_place(float& top, float& place) {
+#pragma unroll
+  for (int step = 16; step > 0; step >>= 1) {
+    const float value = __shfl_xor_sync(0xffffffffu, top, step);
+    join_place<Join>(top, place, value, __shfl_xor_sync(0xffffffffu, place, step));
+  }
+}
+template <class Join, int THREADS>
+__device__ __forceinline__ void reduce_block_place(float& top, float& place) {
+  constexpr int WARPS = THREADS / 32;
+  reduce_warp_place<Join>(top, place);
+  if (WARPS == 1) return;
+  __shared__ float parts[2][WARPS];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  __syncthreads();
+  if (lane == 0) parts[0][warp] = top, parts[1][warp] = place;
+  __syncthreads();
+  top = lane < WARPS ? parts[0][lane] : Join::identity();
+  place = lane < WARPS ? parts[1][lane] : INFINITY;
+  reduce_warp_place<Join>(top, place);
+}
+template <class Join, int LANES>
+__device__ __forceinline__ void reduce_lanes_place(float& top, float& place) {
+  if (LANES == 1) return;
+  __shared__ float parts[2][LANES][33];
+  __syncthreads();
+  parts[0][threadIdx.y][threadIdx.x] = top;
+  parts[1][threadIdx.y][threadIdx.x] = place;
+  __syncthreads();
+#pragma unroll
+  for (int lane = 0; lane < LANES; ++lane)
+    join_place<Join>(top, place, parts[0][lane][threadIdx.x], parts[1][lane][threadIdx.x]);
+}
+
 // Join all values in a fixed order.
 template <class Join, int COUNT>
 __device__ __forceinline__ float join_all(const float (&values)[COUNT]) {
@@ -177,6 +227,14 @@ __device__ __forceinline__ float join_all(const float (&values)[COUNT]) {
 #pragma unroll
   for (int k = 1; k < COUNT; ++k) joined = Join::join(joined, values[k]);
   return joined;
+}
+
+template <class Join, int COUNT>
+__device__ __forceinline__ void join_all_places(float& top, float& place,
+                                                const float (&tops)[COUNT],
+                                                const float (&places)[COUNT]) {
+#pragma unroll
+  for (int k = 0; k < COUNT; ++k) join_place<Join>(top, place, tops[k], places[k]);
 }
 
 // Inclusive scan over the 32 lanes of a warp.
