@@ -21,7 +21,6 @@ from cuagent.expert.graph.lowering import (
     rule,
     shape_of,
 )
-from cuagent.expert.rules.scans import scanned
 from cuagent.expert.rules.views import viewed
 from cuagent.expert.streaming.stages import COST, EXPENSIVE
 
@@ -48,7 +47,9 @@ def cat(low: Lowering, fx: Any) -> str | None:
     stored = [_is_stored(low, *pair) for pair in zip(fx.args[0], names, strict=True)]
     if scan := _scan_beside_zeros(low, fx, names, dim):
         inner = [scan.inputs[0] if name == scan.name else name for name in names]
-        return scanned(low, joined(low, inner, dim, shape), "sum", dim, scan.spec)
+        args = (joined(low, inner, dim, shape),)
+        name = low.unique_name("")
+        return low.add(replace(scan, name=name, args=args, shape=shape, origin=low.origin))
     return joined(low, names, dim, shape, stored)
 
 

@@ -23,11 +23,10 @@ def scan(low: Lowering, fx: Any) -> str | None:
     assert isinstance(x, str)
     op = "sum" if "cumsum" in str(fx.target) else "prod"
     dim = fx.args[1] % len(low.shape(x))
-    return scanned(low, x, op, dim, Scan())
+    return _scan(low, x, op, dim, Scan())
 
 
-def scanned(low: Lowering, x: str, op: str, dim: int, spec: Scan) -> str:
-    """Add a scan of the value `x` along `dim`; return its name."""
+def _scan(low: Lowering, x: str, op: str, dim: int, spec: Scan) -> str:
     shape, dtype = low.shape(x), low.by_name[x].dtype
     name = low.unique_name("")
     node = Node(name, Kind.SCAN, op, (x,), shape, dtype, (dim,), origin=low.origin, spec=spec)
@@ -66,7 +65,7 @@ def _flipped(low: Lowering, name: str, dim: int) -> str:
             return low.add(flipped)
         case Kind.SCAN:
             spec = Scan(not node.spec.reverse) if node.dims == (dim,) else node.spec
-            return scanned(low, _flipped(low, str(node.args[0]), dim), node.op, node.dims[0], spec)
+            return _scan(low, _flipped(low, str(node.args[0]), dim), node.op, node.dims[0], spec)
         case Kind.INSIDE | Kind.WINDOW:
             (along,), (start, end) = node.dims, node.window
             args = tuple(_flipped(low, str(a), dim) for a in node.args)
