@@ -96,3 +96,29 @@ def test_small_kept_rows_agree_with_reference_on_cuda(make, monkeypatch, name, c
     body, shape, dtype = TASKS[name]
     made = make(reductions.text_of(body, shape, dtype or "float32"), "Model", device="cuda")
     assert_agrees(made, "cuda")
+
+
+SHORT = {
+    "a part of a warp": ("torch.layer_norm(x, (64,)) * y", "7, 3, 64", 16),
+    "one thread": ("torch.softmax(x, -1) + y", "130, 4", 1),
+    "odd rows": ("torch.softmax(x, -1) + y.amax(-1, True)", "67, 5", 8),
+    "the place of an extreme": ("x.argmax(-1), y.argmin(-1, True)", "67, 11", 16),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHORT)
+def test_emulated_short_rows_share_a_warp(tmp_path, monkeypatch, name):
+    body, shape, threads = SHORT[name]
+    text = reductions.text_of(f"return {body}", shape)
+    candidate = emulated_cuda.check(tmp_path, monkeypatch, text, Options(), HOPPER)
+    assert f"THREADS = {threads};" in generated(candidate)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", SHORT)
+def test_short_rows_agree_with_reference_on_cuda(make, name, dtype):
+    body, shape, _ = SHORT[name]
+    text = reductions.text_of(f"return {body}", shape, dtype)
+    assert_agrees(make(text, "Model", device="cuda"), "cuda")

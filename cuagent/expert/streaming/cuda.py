@@ -48,9 +48,12 @@ def generate(request: Request) -> KernelCall:
 def threads_for(columns: int, vector: int) -> int:
     """Return the number of threads per row of `columns` elements, in vectors of `vector` elements.
 
-    Up to 256 vectors it is one warp, which needs no barrier. For longer rows each thread gets two
-    to four vectors, within 64 to 1024 threads.
+    Up to 256 vectors it is one warp, which needs no barrier, or a part of a warp if the others
+    would have no vector. For longer rows each thread gets two to four vectors, within 64 to 1024
+    threads.
     """
+    if columns <= 16 * vector:
+        return 1 << (math.ceil(columns / vector) - 1).bit_length()
     if columns <= 256 * vector:
         return 32
     count = columns // (4 * vector)

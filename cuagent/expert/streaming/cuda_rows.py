@@ -22,6 +22,10 @@ On an H200, 32 registers slowed a cross-entropy over 32000 columns by 30 % (fewe
 """
 
 
+ROWS_THREADS = 128
+"""Number of threads of a block that computes several rows."""
+
+
 class RowSchedule(CudaText):
     """Generates CUDA kernels in which a warp or a block computes a row in several passes
     (`rows`).
@@ -29,7 +33,7 @@ class RowSchedule(CudaText):
 
     def _rows(self) -> None:
         w, group = self.w, self.nest.group
-        per_block = 4 if self.threads == 32 else 1
+        per_block = ROWS_THREADS // self.threads if self.threads <= 32 else 1
         self._open_kernel(threads=self.threads * per_block)
         self._constexpr(COLUMNS=group.columns, THREADS=self.threads)
         self._constexpr(VECTOR=self.vector, ITEMS=self.items)

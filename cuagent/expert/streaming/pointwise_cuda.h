@@ -150,12 +150,13 @@ __device__ __forceinline__ void join_place(float& top, float& place, float value
   }
 }
 
-// Reduce over THREADS threads in a fixed order; every thread gets the result.
+// Reduce over THREADS threads in a fixed order; every thread gets the result. Several groups of
+// fewer than 32 threads share a warp.
 template <class Join, int THREADS>
 __device__ __forceinline__ float reduce_block(float value) {
-  constexpr int WARPS = THREADS / 32;
+  constexpr int WARPS = (THREADS + 31) / 32;
 #pragma unroll
-  for (int step = 16; step > 0; step >>= 1)
+  for (int step = WARPS == 1 ? THREADS / 2 : 16; step > 0; step >>= 1)
     value = Join::join(value, __shfl_xor_sync(0xffffffffu, value, step));
   if (WARPS == 1) return value;
   __shared__ float parts[WARPS];
@@ -186,17 +187,17 @@ __device__ __forceinline__ float reduce_lanes(float value) {
 
 // The same for pairs of an extreme and its place.
 template <class Join>
-__device__ __forceinline__ void reduce_warp_place(float& top, float& place) {
+__device__ __forceinline__ void reduce_warp_place(float& top, float& place, int threads) {
 #pragma unroll
-  for (int step = 16; step > 0; step >>= 1) {
+  for (int step = threads / 2; step > 0; step >>= 1) {
     const float value = __shfl_xor_sync(0xffffffffu, top, step);
     join_place<Join>(top, place, value, __shfl_xor_sync(0xffffffffu, place, step));
   }
 }
 template <class Join, int THREADS>
 __device__ __forceinline__ void reduce_block_place(float& top, float& place) {
-  constexpr int WARPS = THREADS / 32;
-  reduce_warp_place<Join>(top, place);
+  constexpr int WARPS = (THREADS + 31) / 32;
+  reduce_warp_place<Join>(top, place, WARPS == 1 ? THREADS : 32);
   if (WARPS == 1) return;
   __shared__ float parts[2][WARPS];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -205,7 +206,7 @@ __device__ __forceinline__ void reduce_block_place(float& top, float& place) {
   __syncthreads();
   top = lane < WARPS ? parts[0][lane] : Join::identity();
   place = lane < WARPS ? parts[1][lane] : INFINITY;
-  reduce_warp_place<Join>(top, place);
+  reduce_warp_place<Join>(top, place, 32);
 }
 template <class Join, int LANES>
 __device__ __forceinline__ void reduce_lanes_place(float& top, float& place) {
