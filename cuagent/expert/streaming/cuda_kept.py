@@ -251,14 +251,14 @@ class KeptRowSchedule(CudaText):
         self._identities(stage)
 
         def block(item: str) -> None:
-            w(f"const int place = {item} * THREADS + threadIdx.x;")
+            w(f"const int slot = {item} * THREADS + threadIdx.x;")
             w(
                 f"const int column = {start}"
                 f"(({item} * CLUSTER + rank) * THREADS + threadIdx.x) * VECTOR;"
             )
             if item == "ROUNDS":
                 w.open("if (column + VECTOR <= COLUMNS)")
-            self.slot = "place * VECTOR" if self.vector > 1 else "place"
+            self.slot = "slot * VECTOR" if self.vector > 1 else "slot"
             self._decode("column", self.column_dims)
             self._element_block(stage, {})
             w.close(1 + (item == "ROUNDS"))
