@@ -30,7 +30,14 @@ def group_call(
 ) -> KernelCall:
     """Return the C++ or CUDA kernel of a group. Raises NestError if its family has none for it."""
     request = Request(
-        name, group, graph, title(group), options.tile, options.threads, options.vector
+        name,
+        group,
+        graph,
+        title(group),
+        options.tile,
+        options.threads,
+        options.vector,
+        clusters=target.capability >= (9, 0),
     )
     return generate(target.device, request)
 

@@ -60,6 +60,8 @@ class Request:
     """CUDA: threads per row; 0 chooses them from the row length."""
     vector: bool = True
     """CUDA: true to use 16-byte accesses if the shape allows them."""
+    clusters: bool = False
+    """CUDA: true if the GPU has clusters of blocks."""
     rebased: bool = False
     """CPU: true if the launcher is called with pointers to the first elements that it reads
     (`KernelCall.offsets`)."""

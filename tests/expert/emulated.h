@@ -1,6 +1,6 @@
 // CUDA on the CPU for tests: each thread of a block is a fiber, and blocks run one after another.
-// The blocks of a cluster run together and have one shared memory: it models arrays of which every
-// block writes the same elements to all blocks.
+// The blocks of a cluster run together. The variables of shared memory are those of the block whose
+// thread runs; an image keeps those of each other block.
 // Covered: what generated kernels use (barriers of a block, shuffles of full warps, shared memory).
 #pragma once
 #include <ucontext.h>
@@ -15,11 +15,8 @@
 #define __global__
 #define __device__
 #define __forceinline__ inline
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 #define __cluster_dims__(x, y, z)
-#ifndef CLUSTER_SIZE
-#define CLUSTER_SIZE 1
-#endif
 #define __shared__ static
 #define threadIdx thread_index
 #define blockIdx thread_block
@@ -82,7 +79,10 @@ struct Fiber {
 static std::vector<Fiber> fibers;
 static std::vector<Barrier> warps;
 static std::vector<float> slots;
-static Barrier block;
+static std::vector<Barrier> blocks;
+static std::vector<std::vector<char>> images;  // Shared memory of each block of a cluster.
+static Barrier cluster;
+static int cluster_size, resident;  // Blocks of a cluster, and the one whose memory is in place.
 static dim3 block_index, block_size, thread_index, thread_block;
 static ucontext_t scheduler;
 static void (*thread_body)(const void*);
@@ -91,11 +91,17 @@ static int running;
 static bool reversed;  // Threads and blocks run in descending order.
 extern "C" void set_order(int descending) { reversed = descending != 0; }
 static const void* const of_emulation[] = {
-    &fibers, &warps, &slots, &block, &block_index, &block_size, &thread_index, &thread_block,
+    &fibers, &warps, &slots, &blocks, &images, &cluster, &cluster_size, &resident, &block_index, &block_size, &thread_index, &thread_block,
     &scheduler, &thread_body, &thread_arguments, &running, &reversed, nullptr};
 
+static int block_of(int thread) { return thread / (block_size.x * block_size.y); }
 static void continue_thread(int thread) {
   running = thread;
+  if (const int next = block_of(thread); next != resident) {
+    copy_variables(of_emulation, images[resident].data(), true);
+    copy_variables(of_emulation, images[next].data(), false);
+    resident = next;
+  }
   thread_index = fibers[thread].index;
   thread_block = fibers[thread].block;
   const auto stack = reinterpret_cast<uintptr_t>(fibers[thread].stack.data());
@@ -112,7 +118,7 @@ static void wait_at(Barrier& barrier) {
   barrier.open_if_complete();
   while (barrier.opened == opened) swapcontext(&fibers[running].context, &scheduler);
 }
-static void __syncthreads() { wait_at(block); }
+static void __syncthreads() { wait_at(blocks[block_of(running)]); }
 static float exchange(float value, int lane) {
   slots[running] = value;
   wait_at(warps[running / 32]);
@@ -129,15 +135,25 @@ static float __shfl_up_sync(unsigned, float value, int step) {
   return exchange(value, lane < step ? lane : lane - step);
 }
 
-// The barrier of all threads that run together is that of the cluster.
-static void store_remote(float* to, int, float value) { *to = value; }
+static void store_remote(float* to, int rank, float value) {
+  const float own_value = *to;  // The address is checked as one of this block.
+  *to = value;
+  if (rank == resident) return;
+  *to = own_value;
+  checks = false;  // Images are not memory of the kernel.
+  std::memcpy(in_image(of_emulation, images[rank].data(), to), &value, sizeof(value));
+  checks = true;
+}
 static void cluster_arrive() {}
-static void cluster_wait() { wait_at(block); }
+static void cluster_wait() { wait_at(cluster); }
+enum { cudaFuncAttributeMaxDynamicSharedMemorySize };
+template <class Kernel>
+static void allow_shared(Kernel*, int) {}
 
 static void run_thread() {
   thread_body(thread_arguments);
   fibers[running].done = true;
-  for (Barrier* barrier : {&block, &warps[running / 32]}) {
+  for (Barrier* barrier : {&blocks[block_of(running)], &cluster, &warps[running / 32]}) {
     --barrier->members;
     barrier->open_if_complete();
   }
@@ -149,11 +165,12 @@ static Range range_of(const std::vector<T>& x) {
   return {begin, begin + x.size() * sizeof(T), true};
 }
 static void run_blocks() {
-  const int each = block_size.x * block_size.y, threads = each * CLUSTER_SIZE;
+  const int each = block_size.x * block_size.y, threads = each * cluster_size;
   fibers.resize(threads);
   slots.assign(threads + 32, 0.f);
   warps.assign(threads / 32 + 1, Barrier());
-  block = Barrier();
+  blocks.assign(cluster_size, Barrier());
+  cluster = Barrier();
   for (int t = 0; t < threads; ++t) {
     Fiber& fiber = fibers[t];
     fiber.done = false;
@@ -164,13 +181,18 @@ static void run_blocks() {
     fiber.context.uc_stack.ss_sp = fiber.stack.data();
     fiber.context.uc_stack.ss_size = fiber.stack.size();
     makecontext(&fiber.context, run_thread, 0);
-    ++block.members;
+    ++blocks[t / each].members;
+    ++cluster.members;
     ++warps[t / 32].members;
   }
   own[1] = range_of(fibers), own[2] = range_of(slots), own[3] = range_of(warps);
+  own[5] = range_of(blocks);
   // Values of earlier blocks must not be read.
   fill_variables(of_emulation, 0xff);
-  while (block.members > 0 && fault[0] == 0) {
+  images.resize(cluster_size);
+  for (auto& image : images) image.assign(copy_variables(of_emulation, nullptr, true), '\xff');
+  resident = 0;
+  while (cluster.members > 0 && fault[0] == 0) {
     for (int k = 0; k < threads && fault[0] == 0; ++k) {
       const int t = reversed ? threads - 1 - k : k;
       if (!fibers[t].done) continue_thread(t);
@@ -178,17 +200,18 @@ static void run_blocks() {
   }
 }
 template <class Body>
-static void launch(dim3 grid, dim3 size, const Body& body) {
+static void launch(dim3 grid, dim3 size, int cluster_blocks, const Body& body) {
   thread_body = [](const void* arguments) { (*static_cast<const Body*>(arguments))(); };
   thread_arguments = &body;
   const auto begin = reinterpret_cast<uintptr_t>(&body);
   own[4] = {begin, begin + sizeof(Body), false};
-  own_count = 5;
+  own_count = 6;
   block_size = size;
-  const unsigned columns = grid.x / CLUSTER_SIZE, blocks = columns * grid.y;
-  for (unsigned k = 0; k < blocks && fault[0] == 0; ++k) {
-    const unsigned b = reversed ? blocks - 1 - k : k;
-    block_index = dim3(b % columns * CLUSTER_SIZE, b / columns, 0);
+  cluster_size = cluster_blocks;
+  const unsigned columns = grid.x / cluster_size, clusters = columns * grid.y;
+  for (unsigned k = 0; k < clusters && fault[0] == 0; ++k) {
+    const unsigned b = reversed ? clusters - 1 - k : k;
+    block_index = dim3(b % columns * cluster_size, b / columns, 0);
     run_blocks();
   }
 }

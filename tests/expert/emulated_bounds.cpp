@@ -19,7 +19,7 @@ static constexpr int MOST_TENSORS = 256, MOST_VARIABLES = 1024;
 static Range tensors[MOST_TENSORS];
 static int tensor_count, variable_count;
 static Variable variables[MOST_VARIABLES];
-Range own[5];
+Range own[6];
 int own_count;
 char fault[400];
 bool checks;
@@ -71,16 +71,40 @@ static void check(uintptr_t at, size_t bytes, bool writes) {
                 static_cast<long>(tensors[nearest].end - tensors[nearest].begin));
   report(text);
 }
-void fill_variables(const void* const* kept, int byte) {
+// Call `visit` for each variable of the library apart from constants and from `kept`.
+template <class Visit>
+static void each_variable(const void* const* kept, const Visit& visit) {
   for (int k = 0; k < variable_count; ++k) {
     const Variable& one = variables[k];
     const void* const* found = kept;
     while (*found != nullptr && reinterpret_cast<uintptr_t>(*found) != one.begin) ++found;
     const bool is_constant = one.begin < reinterpret_cast<uintptr_t>(__bss_start);
-    if (*found == nullptr && !is_constant) {
-      std::memset(reinterpret_cast<void*>(one.begin), byte, one.size);
-    }
+    if (*found == nullptr && !is_constant) visit(one);
   }
+}
+void fill_variables(const void* const* kept, int byte) {
+  each_variable(kept, [&](const Variable& one) {
+    std::memset(reinterpret_cast<void*>(one.begin), byte, one.size);
+  });
+}
+size_t copy_variables(const void* const* kept, char* image, bool to_image) {
+  size_t bytes = 0;
+  each_variable(kept, [&](const Variable& one) {
+    void* const memory = reinterpret_cast<void*>(one.begin);
+    if (image != nullptr && to_image) std::memcpy(image + bytes, memory, one.size);
+    if (image != nullptr && !to_image) std::memcpy(memory, image + bytes, one.size);
+    bytes += one.size;
+  });
+  return bytes;
+}
+char* in_image(const void* const* kept, char* image, const void* address) {
+  const auto at = reinterpret_cast<uintptr_t>(address);
+  char* found = nullptr;
+  each_variable(kept, [&](const Variable& one) {
+    if (one.begin <= at && at < one.begin + one.size) found = image + (at - one.begin);
+    image += one.size;
+  });
+  return found;
 }
 
 struct Location {

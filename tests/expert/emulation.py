@@ -22,7 +22,9 @@ FLAGS += ["--param=asan-globals=1", "--param=asan-stack=0"]
 """Options of the compiler; the sanitizers call the functions of `emulated_bounds.h`."""
 BOUNDS = "emulated_bounds.o"
 HEADER = re.compile(r'^#include "\w+\.h"$', re.MULTILINE)
-LAUNCH = re.compile(r"(\w+)<<<(.*), 0, stream>>>\((.*)\);")
+LAUNCH = re.compile(r"(\w+)<<<(.*), (\d+), stream>>>\((.*)\);")
+CLUSTER = re.compile(r"__cluster_dims__\((\d+), 1, 1\).*?(\w+_device\w*)\(")
+DYNAMIC = re.compile(r"extern __shared__ (.+) (\w+)_memory\[\];")
 
 
 def emulated(path: str, descending: bool = False) -> SimpleNamespace:
@@ -33,15 +35,19 @@ def emulated(path: str, descending: bool = False) -> SimpleNamespace:
     `descending`: threads and blocks run in descending order.
     """
     source = Path(sys._getframe(1).f_globals["__file__"]).parent / path
-    text = LAUNCH.sub(_launch, source.read_text()).replace('#include "cluster_cuda.h"\n', "")
+    text = source.read_text().replace('#include "cluster_cuda.h"\n', "")
+    sizes = {name: size for name, _, size, _ in LAUNCH.findall(text)}
+    text = DYNAMIC.sub(
+        lambda m: f"static {m[1]} {m[2]}_memory[{sizes[f'{m[2]}_device']} / sizeof({m[1]})];", text
+    )
+    clusters = {name: count for count, name in CLUSTER.findall(text.replace("\n", " "))}
+    text = LAUNCH.sub(lambda match: _launch(match, clusters), text)
     # Shared arrays of templates must be variables of this library alone.
     text = HEADER.sub(r"namespace {\n\g<0>\n}", text)
-    cluster = re.search(r"__cluster_dims__\((\d+)", text)
     target, library = source.with_suffix(".cpp"), source.with_suffix(".so")
     target.write_text(f'#include "{header()}"\n{text}')
     options = [*FLAGS, "-shared", "-Wl,-Bsymbolic"]
     options += ["-I", str(Path(__file__).parent / "emulated_headers")]
-    options += [f"-DCLUSTER_SIZE={cluster[1]}"] if cluster else []
     command = ["g++", *options, "-o", str(library), str(target), str(header().parent / BOUNDS)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
@@ -102,11 +108,12 @@ _folder: tempfile.TemporaryDirectory[str]
 """Folder of the precompiled header, which is removed when the process ends."""
 
 
-def _launch(match: re.Match[str]) -> str:
-    name, shape, arguments = match.groups()
-    depth = 0
+def _launch(match: re.Match[str], clusters: dict[str, str]) -> str:
+    name, shape, _, arguments = match.groups()
+    depth, cluster = 0, clusters.get(name, "1")
     for k, character in enumerate(shape):
         depth += (character == "(") - (character == ")")
         if character == "," and depth == 0:
-            return f"launch({shape[:k]}, {shape[k + 1 :]}, [=] {{ {name}({arguments}); }});"
+            body = f"[=] {{ {name}({arguments}); }}"
+            return f"launch({shape[:k]}, {shape[k + 1 :]}, {cluster}, {body});"
     raise AssertionError(f"no block size in {shape}")

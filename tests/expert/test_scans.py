@@ -19,6 +19,14 @@ BODIES = {
         "        z = torch.zeros_like(x.select(DIM, 0).unsqueeze(DIM))\n"
         "        return torch.cumsum(torch.cat((z, x), DIM).narrow(DIM, 0, n), DIM)"
     ),
+    "zeros before a sum": (
+        "s = torch.cumsum(x.narrow(DIM, 0, x.shape[DIM] - 1) * 2, DIM)\n"
+        "        return torch.cat((torch.zeros_like(y.select(DIM, 0).unsqueeze(DIM)), s), DIM) + 1"
+    ),
+    "zeros behind a reversed sum": (
+        "s = torch.cumsum(x.flip(DIM), DIM).flip(DIM)\n"
+        "        return torch.cat((s, torch.zeros_like(y.narrow(DIM, 0, 2))), DIM)"
+    ),
     "a sum inside arithmetic": (
         "h = torch.cumsum((x * 0.1).exp(), DIM); return h.log() * y + x.mean(DIM, keepdim=True), h"
     ),
@@ -32,6 +40,8 @@ CASES = [
     ("a reversed sum", 0, "33, 3, 5"),
     ("a sum", 2, "5, 13, 8"),
 ]
+ONE_KERNEL = ["a masked sum", "a reversed sum", "an exclusive sum", "zeros before a sum"]
+ONE_KERNEL += ["zeros behind a reversed sum"]
 FEW_LONG_ROWS = ("a sum", 2, "1, 1, 100003")
 """Case with few long rows: on CUDA torch's kernel is faster than a generated one."""
 
@@ -66,7 +76,7 @@ def test_cuda_candidate_agrees_with_reference(make, name, dim, shape, dtype, opt
     assert_agrees(make(text_of(name, dim, shape, dtype), "Model", options, "cuda"), "cuda")
 
 
-@pytest.mark.parametrize("name", ["a masked sum", "a reversed sum", "an exclusive sum"])
+@pytest.mark.parametrize("name", ONE_KERNEL)
 def test_scan_with_its_neighbours_is_one_kernel(make, name):
     made = make(text_of(name, 2, "3, 7, 33"), "Model")
     assert len(made.candidate.kernels) == 1
@@ -74,3 +84,17 @@ def test_scan_with_its_neighbours_is_one_kernel(make, name):
     forward = module[module.rindex("def forward") :]
     assert "torch.ops" not in forward
     assert forward.count("torch.empty") == 1
+
+
+OTHER_JOINS = {
+    "zeros behind": "torch.cat((torch.cumsum(x, 1), torch.zeros_like(y)), 1)",
+    "a product": "torch.cat((torch.zeros_like(y), torch.cumprod(x, 1)), 1)",
+    "another dimension": "torch.cat((torch.zeros_like(y), torch.cumsum(x, 2)), 1)",
+    "ones": "torch.cat((torch.ones_like(y), torch.cumsum(x, 1)), 1)",
+}
+
+
+@pytest.mark.parametrize("name", OTHER_JOINS)
+def test_other_joins_of_a_scan_agree_with_reference(make, name):
+    text = text_of("a sum", 1, "3, 5, 7").replace("torch.cumsum(x, 1)", OTHER_JOINS[name])
+    assert_agrees(make(text, "Model"))

@@ -45,7 +45,29 @@ def cat(low: Lowering, fx: Any) -> str | None:
     if any(len(low.shape(part)) != len(shape) for part in names):
         return None  # torch ignores empty tensors of one dimension
     stored = [_is_stored(low, *pair) for pair in zip(fx.args[0], names, strict=True)]
+    if scan := _scan_beside_zeros(low, fx, names, dim):
+        inner = [scan.inputs[0] if name == scan.name else name for name in names]
+        args = (joined(low, inner, dim, shape),)
+        name = low.unique_name("")
+        return low.add(replace(scan, name=name, args=args, shape=shape, origin=low.origin))
     return joined(low, names, dim, shape, stored)
+
+
+def _scan_beside_zeros(low: Lowering, fx: Any, names: list[str], dim: int) -> Node | None:
+    """Return a cumulative sum along `dim` that only this concatenation reads, if all other parts
+    are zeros before its first element; else None.
+
+    It is then the cumulative sum of the concatenation of its argument with the zeros: an exclusive
+    sum is one scan.
+    """
+    nodes = [low.by_name[name] for name in names]
+    last = nodes.pop(0 if nodes[0].kind is Kind.SCAN else -1)
+    if last.kind is not Kind.SCAN or (last.op, last.dims) != ("sum", (dim,)):
+        return None
+    part = fx.args[0][names.index(last.name)]
+    zeros = all((n.kind, n.op, n.args) == (Kind.POINTWISE, "cast", (0.0,)) for n in nodes)
+    first = last.name == names[0]
+    return last if zeros and last.spec.reverse == first and len(part.users) == 1 else None
 
 
 def _raised(low: Lowering, name: str, dim: int) -> str:

@@ -16,3 +16,8 @@ static __device__ __forceinline__ void cluster_arrive() {
 static __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
+// Let a kernel use this many bytes of dynamic shared memory, which may exceed 48 KB.
+template <class Kernel>
+static void allow_shared(Kernel* kernel, int bytes) {
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+}

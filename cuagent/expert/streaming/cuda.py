@@ -17,11 +17,13 @@ from collections.abc import Sequence
 from cuagent.expert.graph.graph import FLOATS, ITEM_BYTES
 from cuagent.expert.kernel import KernelCall, Request
 from cuagent.expert.streaming.cuda_columns import ColumnSchedule
+from cuagent.expert.streaming.cuda_kept import KeptRowSchedule
 from cuagent.expert.streaming.cuda_map import MapSchedule
 from cuagent.expert.streaming.cuda_rows import MAX_SAVED
 from cuagent.expert.streaming.cuda_split import SplitSchedules
 from cuagent.expert.streaming.cuda_staged import StagedRowSchedule
 from cuagent.expert.streaming.cuda_text import headers
+from cuagent.expert.streaming.extreme_places import with_places
 from cuagent.expert.streaming.nest import Access, Nest, nest_of
 from cuagent.expert.streaming.stages import Plan
 from cuagent.expert.streaming.text import without_unused
@@ -29,7 +31,7 @@ from cuagent.expert.streaming.text import without_unused
 
 def generate(request: Request) -> KernelCall:
     """Return the kernel of a group. Raises NestError if no schedule fits."""
-    nest = nest_of(request.group, request.graph)
+    nest = nest_of(with_places(request.group), request.graph)
     kernel = _Kernel(request, nest)
     return KernelCall(
         request.name,
@@ -37,7 +39,7 @@ def generate(request: Request) -> KernelCall:
         kernel.text(),
         request.group,
         nest.tensors_read,
-        headers(a.dtype for a in (*nest.reads.values(), *nest.writes.values())),
+        kernel.headers(),
         kernel.plan.in_place(),
         workspace=kernel.workspace,
     )
@@ -46,36 +48,48 @@ def generate(request: Request) -> KernelCall:
 def threads_for(columns: int, vector: int) -> int:
     """Return the number of threads per row of `columns` elements, in vectors of `vector` elements.
 
-    Up to 256 vectors it is one warp, which needs no barrier. For longer rows each thread gets two
-    to four vectors, within 64 to 1024 threads.
+    Up to 256 vectors it is one warp, which needs no barrier, or a part of a warp if the others
+    would have no vector. For longer rows each thread gets two to four vectors, within 64 to 1024
+    threads.
     """
+    if columns <= 16 * vector:
+        return 1 << (math.ceil(columns / vector) - 1).bit_length()
     if columns <= 256 * vector:
         return 32
     count = columns // (4 * vector)
     return max(64, min(1024, 1 << (count - 1).bit_length()))
 
 
-class _Kernel(MapSchedule, StagedRowSchedule, ColumnSchedule, SplitSchedules):
+class _Kernel(MapSchedule, StagedRowSchedule, ColumnSchedule, SplitSchedules, KeptRowSchedule):
     """Chooses the schedule for one CUDA kernel and generates its text."""
 
     def __init__(self, request: Request, nest: Nest) -> None:
-        inner = nest.dimensions[-1]
+        inner, group = nest.dimensions[-1], nest.group
         accesses = [*nest.reads.values(), *nest.writes.values()]
-        column_rows = bool(nest.group.reduced) and not inner.reduced
+        column_rows = bool(group.reduced) and not inner.reduced
         usable = request.vector and not column_rows
         width = vector_width(inner.extent, accesses) if usable else 1
-        threads = request.threads or threads_for(nest.group.columns, width)
-        items = math.ceil(nest.group.columns / (threads * width))
+        threads = request.threads or threads_for(group.columns, width)
+        items = math.ceil(group.columns / (threads * width))
         plan = Plan(nest)
         saved = sum(len(stage.save) for stage in plan.stages) * items * width
-        if saved > MAX_SAVED or not nest.group.reduced or column_rows:
+        if saved > MAX_SAVED or not group.reduced or column_rows:
             plan = Plan(nest, may_save=False)
         super().__init__(request.name, nest, request.title, plan)
         self.vector, self.column_rows = width, column_rows
         self.threads, self.items = threads, items
-        if max(a.offset + nest.group.size for a in accesses) >= 1 << 30:
+        if max(a.offset + group.size for a in accesses) >= 1 << 30:
             self.integer = "long"
         self._stage()
+        innermost = group.reduced and not column_rows and not self.staged
+        if request.clusters and innermost and request.vector and not request.threads:
+            self._keep(width)
+
+    def headers(self) -> tuple[str, ...]:
+        """Return the names of the headers that the source includes."""
+        accesses = (*self.nest.reads.values(), *self.nest.writes.values())
+        own = ("cluster_cuda.h",) if self.kept else ()
+        return (*headers(a.dtype for a in accesses), *own)
 
     def text(self) -> str:
         """Return the source of the kernel file."""
@@ -84,8 +98,7 @@ class _Kernel(MapSchedule, StagedRowSchedule, ColumnSchedule, SplitSchedules):
             w(f"// {line}")
         shape = " x ".join(f"{d.extent}{' (reduced)' if d.reduced else ''}" for d in dims)
         w(f"// Loop nest: {shape}. About {self.plan.operations / 1e6:.3g} M weighted operations.")
-        accesses = (*self.nest.reads.values(), *self.nest.writes.values())
-        for header in headers(a.dtype for a in accesses):
+        for header in self.headers():
             w(f'#include "{header}"')
         w()
         group = self.nest.group
@@ -99,6 +112,8 @@ class _Kernel(MapSchedule, StagedRowSchedule, ColumnSchedule, SplitSchedules):
             self._staged_rows()
         elif self._splits_rows():
             self._split_rows()
+        elif self.kept:
+            self._kept_rows()
         else:
             self._rows()
         return "\n".join(without_unused(w.lines)) + "\n"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from cuagent.expert.streaming.cuda_text import JOIN, CudaText
-from cuagent.expert.streaming.expressions import identifier
+from cuagent.expert.streaming.cuda_text import CudaText
 
 
 class ColumnSchedule(CudaText):
@@ -28,14 +27,12 @@ class ColumnSchedule(CudaText):
             if not stage.loops:
                 continue
             self._identities(stage)
-            w.pragma("unroll" if items <= 16 else "unroll 4")
+            w.pragma("unroll" if items <= 16 else "unroll 8")
             w.open("for (int column = threadIdx.y; column < COLUMNS; column += LANES)")
             self._decode("column", self.column_dims)
             self._element_block(stage, {})
             w.close()
-            for node in stage.reduces:
-                word = identifier(node.name)
-                w(f"{word} = reduce_lanes<{JOIN[node.op]}, LANES>({word});")
+            self._join_threads(stage, "reduce_lanes", "LANES")
         row_outputs = self._row_outputs()
         if row_outputs:
             w.open(f"if (threadIdx.y == 0 && flat_row < {group.rows})")

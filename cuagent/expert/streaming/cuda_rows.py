@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from cuagent.expert.graph.graph import FLOATS
-from cuagent.expert.streaming.cuda_text import JOIN, CudaText
+from cuagent.expert.streaming.cuda_text import CudaText
 from cuagent.expert.streaming.expressions import identifier
 from cuagent.expert.streaming.stages import Stage
 
@@ -22,6 +22,10 @@ On an H200, 32 registers slowed a cross-entropy over 32000 columns by 30 % (fewe
 """
 
 
+ROWS_THREADS = 128
+"""Number of threads of a block that computes several rows."""
+
+
 class RowSchedule(CudaText):
     """Generates CUDA kernels in which a warp or a block computes a row in several passes
     (`rows`).
@@ -29,7 +33,7 @@ class RowSchedule(CudaText):
 
     def _rows(self) -> None:
         w, group = self.w, self.nest.group
-        per_block = 4 if self.threads == 32 else 1
+        per_block = ROWS_THREADS // self.threads if self.threads <= 32 else 1
         self._open_kernel(threads=self.threads * per_block)
         self._constexpr(COLUMNS=group.columns, THREADS=self.threads)
         self._constexpr(VECTOR=self.vector, ITEMS=self.items)
@@ -94,9 +98,7 @@ class RowSchedule(CudaText):
         self._decode("column", self.column_dims)
         self._element_block(stage, {n: f"{identifier(n)}_cached[item][v]" for n in self._saved()})
         w.close(2)
-        for node in stage.reduces:
-            word = identifier(node.name)
-            w(f"{word} = reduce_block<{JOIN[node.op]}, THREADS>({word});")
+        self._join_threads(stage, "reduce_block", "THREADS")
 
     def _saved(self) -> list[str]:
         return [name for stage in self.plan.stages for name in stage.save]

@@ -9,6 +9,7 @@ import math
 
 from cuagent.expert.streaming.cuda_text import JOIN, CudaText
 from cuagent.expert.streaming.expressions import identifier
+from cuagent.expert.streaming.extreme_places import PLACE
 from cuagent.expert.streaming.group import LONG_ROW
 from cuagent.expert.streaming.stages import Stage
 
@@ -61,9 +62,9 @@ class SplitSchedules(CudaText):
         self._decode("column", self.column_dims)
         self._element_block(stage, {})
         w.close()
+        self._join_threads(stage, "reduce_block", "THREADS")
         for k, node in enumerate(stage.reduces):
             word = identifier(node.name)
-            w(f"{word} = reduce_block<{JOIN[node.op]}, THREADS>({word});")
             slot = f"({k} * {group.rows} + row) * BLOCKS + blockIdx.x"
             w(f"if (threadIdx.x == 0) workspace[{slot}] = {word};")
         w.close()
@@ -100,9 +101,9 @@ class SplitSchedules(CudaText):
         self._decode("column", self.column_dims)
         self._element_block(stage, {})
         w.close()
+        self._join_threads(stage, "reduce_lanes", "LANES")
         for k, node in enumerate(stage.reduces):
             word = identifier(node.name)
-            w(f"{word} = reduce_lanes<{JOIN[node.op]}, LANES>({word});")
             slot = f"({k} * {group.rows} + row) * BLOCKS + blockIdx.y"
             inside = f"threadIdx.y == 0 && flat_row < {group.rows}"
             w(f"if ({inside}) workspace[{slot}] = {word};")
@@ -121,13 +122,21 @@ class SplitSchedules(CudaText):
         w("const int row = blockIdx.x;")
         self._decode("row", self.row_dims)
         self._row_values(stage)
-        for k, node in enumerate(stage.reduces):
+        self._identities(stage)
+        w.open("for (int part = threadIdx.x; part < BLOCKS; part += THREADS)")
+        parts = {
+            node.name: f"workspace[({k} * {group.rows} + row) * BLOCKS + part]"
+            for k, node in enumerate(stage.reduces)
+        }
+        for node in stage.reduces:
             word = identifier(node.name)
-            w(f"float {word} = {JOIN[node.op]}::identity();")
-            w("for (int part = threadIdx.x; part < BLOCKS; part += THREADS)")
-            slot = f"({k} * {group.rows} + row) * BLOCKS + part"
-            w(f"  {word} = {JOIN[node.op]}::join({word}, workspace[{slot}]);")
-            w(f"{word} = reduce_block<{JOIN[node.op]}, THREADS>({word});")
+            if place := self.places.get(node.name):
+                words = f"{word}, {identifier(place.name)}, {parts[node.name]}, {parts[place.name]}"
+                w(f"join_place<{JOIN[node.op]}>({words});")
+            elif node.op != PLACE:
+                w(f"{word} = {JOIN[node.op]}::join({word}, {parts[node.name]});")
+        w.close()
+        self._join_threads(stage, "reduce_block", "THREADS")
         self._row_values(self.plan.stages[1])
         self._row_stores()
         w.close()

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from cuagent.expert.streaming.expressions import TYPES, computed_type, identifier
+from cuagent.expert.streaming.extreme_places import PLACE
 from cuagent.expert.streaming.group import Group
-from cuagent.expert.streaming.nest import Nest
+from cuagent.expert.streaming.nest import Access, Nest
 from cuagent.expert.streaming.stages import Plan, Stage
 from cuagent.expert.streaming.text import KernelText
 
@@ -50,6 +51,8 @@ class CudaText(KernelText):
         """Number of vectors of a row that each thread computes."""
         self.workspace = 0
         """Number of float32 elements of scratch memory that the launcher needs."""
+        self.places = {n.spec: n for n in nest.group.nodes if n.op == PLACE}
+        """Reduction to the index of the first extreme, by the name of that to the extreme."""
         self.cached: dict[str, tuple[int, str]] = {}
         """(first pass that loads it, register array) of each input element that stays in
         registers.
@@ -66,9 +69,21 @@ class CudaText(KernelText):
     def _arguments(self) -> list[str]:
         return [p.split()[-1] for p in self._parameters()]
 
-    def _open_kernel(self, suffix: str = "", extra: str = "", threads: int = 0) -> None:
+    def _open_kernel(
+        self,
+        suffix: str = "",
+        extra: str = "",
+        threads: int = 0,
+        cluster: int = 1,
+        resident: int = 0,
+    ) -> None:
+        """Write the head of a kernel. `resident`: blocks for which a multiprocessor must have
+        registers; 0 for any number.
+        """
         parameters = ", ".join([*self._parameters(), *([extra] if extra else [])])
-        bounds = f" __launch_bounds__({threads})" if threads else ""
+        least = f", {resident}" if resident else ""
+        bounds = f" __launch_bounds__({threads}{least})" if threads else ""
+        bounds = f" __cluster_dims__({cluster}, 1, 1){bounds}" if cluster > 1 else bounds
         self.w.open(f"static __global__ void{bounds} {self.name}_device{suffix}({parameters})")
 
     def _constexpr(self, **values: int) -> None:
@@ -84,9 +99,12 @@ class CudaText(KernelText):
             self.w(launch)
         self.w.close()
 
-    def _launch(self, grid: str, block: str, suffix: str = "", workspace: bool = False) -> str:
+    def _launch(
+        self, grid: str, block: str, suffix: str = "", workspace: bool = False, shared: int = 0
+    ) -> str:
+        """Return the C++ launch of a kernel; `shared` is its dynamic shared memory in bytes."""
         arguments = ", ".join([*self._arguments(), *(["workspace"] if workspace else [])])
-        return f"{self.name}_device{suffix}<<<{grid}, {block}, 0, stream>>>({arguments});"
+        return f"{self.name}_device{suffix}<<<{grid}, {block}, {shared}, stream>>>({arguments});"
 
     def _decode(self, flat: str, dims: list[int], vector: bool = False) -> None:
         """Write the C++ that declares the index of each dimension in `dims` from a flat index."""
@@ -126,7 +144,12 @@ class CudaText(KernelText):
             w(f"{slots[name]} = {identifier(name)}_v;")
         for node in stage.reduces:
             word, value = identifier(node.name), self._operand(node, node.args[0])
-            w(f"{word} = {JOIN[node.op]}::join({word}, {value});")
+            if place := self.places.get(node.name):
+                at = self._operand(place, place.args[1])
+                words = f"{word}, {identifier(place.name)}, {value}, {at}"
+                w(f"join_place<{JOIN[node.op]}>({words});")
+            elif node.op != PLACE:
+                w(f"{word} = {JOIN[node.op]}::join({word}, {value});")
         for name in stage.stores:
             value = self._variable(self.plan.source(name))
             if self.vector > 1:
@@ -162,6 +185,12 @@ class CudaText(KernelText):
                 w.pragma("unroll")
                 w(f"for (int v = 0; v < VECTOR; ++v) {word}[v] = static_cast<float>({value});")
                 self.defined[key] = f"{word}[v]"
+            elif self.vector > 1 and access.strides[inner] and self._is_loose(access):
+                element = f"{self._pointer(access.tensor)}[{self._index(access)} + v]"
+                w(f"{computed_type(access.dtype)} {word}[VECTOR];")
+                w.pragma("unroll")
+                w(f"for (int v = 0; v < VECTOR; ++v) assign({word}[v], {element});")
+                self.defined[key] = f"{word}[v]"
             elif self.vector > 1 and access.strides[inner] == 1:
                 pointer = f"{self._pointer(access.tensor)} + {self._index(access)}"
                 condition = self._condition(access)
@@ -184,10 +213,28 @@ class CudaText(KernelText):
                 if cached:
                     w(f"{cached[1]}[item][0] = {word};")
 
+    def _is_loose(self, access: Access) -> bool:
+        """Return True if elements that a thread computes together are not one aligned vector."""
+        del access
+        return False
+
     def _identities(self, stage: Stage) -> None:
         """Declare the variables of the stage's reductions, with their initial values."""
         for node in stage.reduces:
-            self.w(f"float {identifier(node.name)} = {JOIN[node.op]}::identity();")
+            identity = "INFINITY" if node.op == PLACE else f"{JOIN[node.op]}::identity()"
+            self.w(f"float {identifier(node.name)} = {identity};")
+
+    def _join_threads(self, stage: Stage, function: str, count: str) -> None:
+        """Write the joins of the partial results of `count` threads by a function of
+        `pointwise_cuda.h`.
+        """
+        for node in stage.reduces:
+            word = identifier(node.name)
+            if place := self.places.get(node.name):
+                words = f"{word}, {identifier(place.name)}"
+                self.w(f"{function}_place<{JOIN[node.op]}, {count}>({words});")
+            elif node.op != PLACE:
+                self.w(f"{word} = {function}<{JOIN[node.op]}, {count}>({word});")
 
     def _row_values(self, stage: Stage) -> None:
         for node in stage.row_nodes:

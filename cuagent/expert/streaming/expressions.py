@@ -68,11 +68,12 @@ RESERVED = {
 }  # fmt: skip
 LOCALS = names_in(
     """
-    all batch begin blended buffer carry channel_bias chunk column count element end first
-    first_row flat given heap held input_row item j joined last local memory next p part parts
-    place_in_row plane position q r remainder result row_sums rows scratch slot some source start
-    step tap_weights thread thread_slot thread_sums total turn v value values width window_row
-    worst COLUMNS Element ITEMS LANES LENGTH THREADS VECTOR
+    all at batch begin behind blended buffer carry channel_bias chosen chunk column count
+    element end first first_row flat given head heap held input_row item j joined last line
+    local memory next p part parts place_in_row plane position q r rank remainder result results
+    row_sums rows scratch shares slot some source start step strip tap tap_weights thread
+    thread_slot thread_sums total turn v value values width window_row worst COLUMNS Element
+    ITEMS LANES LENGTH THREADS VECTOR
     """
 )
 """Names of variables and constants in generated kernels.
@@ -81,7 +82,8 @@ A tensor of the module with such a name, for instance an argument `result`, gets
 kernel.
 """
 NUMBERED = re.compile(
-    r"[ij]\d+|[pqt]\d+|(count|from|near|real|weight|tap_weight)\d+|staged_\d+|tile|k"
+    r"[ij]\d+|[pqt]\d+|(count|from|near|real|weight|tap_weight|place|inside)\d+|staged_\d+|tile|k"
+    r"|kept_\d+"
 )
 """Matches names of kernel variables with a number, such as `i0`, the index of dimension 0."""
 PYTHON = {

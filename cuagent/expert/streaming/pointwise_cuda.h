@@ -32,6 +32,16 @@ __device__ __forceinline__ void store_vector(T* to, const Value (&from)[N]) {
 // NaN in either argument gives NaN, as in torch.
 POINTWISE float maximum(float a, float b) { return a != a ? a : (b > a || b != b ? b : a); }
 POINTWISE float minimum(float a, float b) { return a != a ? a : (b < a || b != b ? b : a); }
+// The same as maximum, in one instruction; of zeros it returns either.
+POINTWISE float largest(float a, float b) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  float value;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(value) : "f"(a), "f"(b));
+  return value;
+#else
+  return maximum(a, b);
+#endif
+}
 POINTWISE float relu(float x) { return x < 0.f ? 0.f : x; }
 POINTWISE float absolute(float x) { return fabsf(x); }
 POINTWISE float sign(float x) { return (x > 0.f) - (x < 0.f); }
@@ -130,18 +140,33 @@ struct Product {
 struct Max {
   static __device__ __forceinline__ float identity() { return -INFINITY; }
   static __device__ __forceinline__ float join(float a, float b) { return b > a || b != b ? b : a; }
+  static __device__ __forceinline__ bool beats(float a, float b) { return a > b; }
 };
 struct Min {
   static __device__ __forceinline__ float identity() { return INFINITY; }
   static __device__ __forceinline__ float join(float a, float b) { return b < a || b != b ? b : a; }
+  static __device__ __forceinline__ bool beats(float a, float b) { return a < b; }
 };
 
-// Reduce over THREADS threads in a fixed order; every thread gets the result.
+// Join an extreme and the place of the first element that has it with another pair. NaN is the
+// extreme of all values.
+template <class Join>
+__device__ __forceinline__ void join_place(float& top, float& place, float value, float at) {
+  const bool before = at < place;
+  const bool better = Join::beats(value, top) || (value == top && before);
+  if (better || (value != value && (top == top || before))) {
+    top = value;
+    place = at;
+  }
+}
+
+// Reduce over THREADS threads in a fixed order; every thread gets the result. Several groups of
+// fewer than 32 threads share a warp.
 template <class Join, int THREADS>
 __device__ __forceinline__ float reduce_block(float value) {
-  constexpr int WARPS = THREADS / 32;
+  constexpr int WARPS = (THREADS + 31) / 32;
 #pragma unroll
-  for (int step = 16; step > 0; step >>= 1)
+  for (int step = WARPS == 1 ? THREADS / 2 : 16; step > 0; step >>= 1)
     value = Join::join(value, __shfl_xor_sync(0xffffffffu, value, step));
   if (WARPS == 1) return value;
   __shared__ float parts[WARPS];
@@ -168,6 +193,59 @@ __device__ __forceinline__ float reduce_lanes(float value) {
 #pragma unroll
   for (int lane = 1; lane < LANES; ++lane) value = Join::join(value, parts[lane][threadIdx.x]);
   return value;
+}
+
+// The same for pairs of an extreme and its place.
+template <class Join>
+__device__ __forceinline__ void reduce_warp_place(float& top, float& place, int threads) {
+#pragma unroll
+  for (int step = threads / 2; step > 0; step >>= 1) {
+    const float value = __shfl_xor_sync(0xffffffffu, top, step);
+    join_place<Join>(top, place, value, __shfl_xor_sync(0xffffffffu, place, step));
+  }
+}
+template <class Join, int THREADS>
+__device__ __forceinline__ void reduce_block_place(float& top, float& place) {
+  constexpr int WARPS = (THREADS + 31) / 32;
+  reduce_warp_place<Join>(top, place, WARPS == 1 ? THREADS : 32);
+  if (WARPS == 1) return;
+  __shared__ float parts[2][WARPS];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  __syncthreads();
+  if (lane == 0) parts[0][warp] = top, parts[1][warp] = place;
+  __syncthreads();
+  top = lane < WARPS ? parts[0][lane] : Join::identity();
+  place = lane < WARPS ? parts[1][lane] : INFINITY;
+  reduce_warp_place<Join>(top, place, 32);
+}
+template <class Join, int LANES>
+__device__ __forceinline__ void reduce_lanes_place(float& top, float& place) {
+  if (LANES == 1) return;
+  __shared__ float parts[2][LANES][33];
+  __syncthreads();
+  parts[0][threadIdx.y][threadIdx.x] = top;
+  parts[1][threadIdx.y][threadIdx.x] = place;
+  __syncthreads();
+#pragma unroll
+  for (int lane = 0; lane < LANES; ++lane)
+    join_place<Join>(top, place, parts[0][lane][threadIdx.x], parts[1][lane][threadIdx.x]);
+}
+
+// Join all values in a fixed order.
+template <class Join, int COUNT>
+__device__ __forceinline__ float join_all(const float (&values)[COUNT]) {
+  float joined = values[0];
+#pragma unroll
+  for (int k = 1; k < COUNT; ++k) joined = Join::join(joined, values[k]);
+  return joined;
+}
+
+template <class Join, int COUNT>
+__device__ __forceinline__ void join_all_places(float& top, float& place,
+                                                const float (&tops)[COUNT],
+                                                const float (&places)[COUNT]) {
+#pragma unroll
+  for (int k = 0; k < COUNT; ++k) join_place<Join>(top, place, tops[k], places[k]);
 }
 
 // Inclusive scan over the 32 lanes of a warp.

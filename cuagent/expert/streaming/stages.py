@@ -154,7 +154,7 @@ class Plan:
         targets = []
         for level in range(self.levels + 1):
             reduces, stores = self._targets(level)
-            names: list[Operand] = [r.args[0] for r in reduces] + list(stores)
+            names: list[Operand] = [a for r in reduces for a in r.args] + list(stores)
             targets.append((reduces, stores, names))
         saved: set[str] = set()
         stages = []
