@@ -22,7 +22,7 @@ EXPRESSIONS = {
     "gelu": "gelu_of_element({0})",
     "gelu_tanh": "gelu_tanh_of_element({0})",
     "softplus": "tl.where({0} > 20.0, {0}, libdevice.log1p(tl.exp({0})))",
-    "mish": "{0} * libdevice.tanh(tl.where({0} > 20.0, {0}, libdevice.log1p(tl.exp({0}))))",
+    "mish": "mish_of_element({0})",
     "elu": "tl.where({0} > 0, {0}, {1} * libdevice.expm1({0}))",
     "selu": (
         "1.0507009873554805 * tl.where({0} > 0, {0}, 1.6732632423543772 * libdevice.expm1({0}))"
@@ -76,6 +76,14 @@ def gelu_tanh_of_element(x):
     """Return x times the sigmoid of 2 u, with u as in the tanh form of GELU."""
     u = 0.797884561 * (x + 0.044715 * x * x * x)
     return x / (1.0 + tl.exp(-2.0 * u))
+''',
+    "mish_of_element": '''
+@triton.jit
+def mish_of_element(x):
+    """Return x tanh(log(1 + e^x)), as in pointwise_cuda.h: within 3 ulp of |x|."""
+    e = tl.exp(tl.where(x > 20.0, 20.0, x))
+    n = e * (e + 2.0)
+    return x * (n / (n + 2.0))
 ''',
 }
 """Texts of the Triton functions that expressions call, by name."""
