@@ -6,7 +6,7 @@ remain torch calls and the graph is planned again, because torch needs other ope
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from cuagent.expert.anchored.cluster import clusters
@@ -19,6 +19,7 @@ from cuagent.expert.capture.export import Captured
 from cuagent.expert.capture.subject import Subject
 from cuagent.expert.chains import with_chains
 from cuagent.expert.convolutions import library as library_convolutions
+from cuagent.expert.convolutions.averages import average_before_convolutions
 from cuagent.expert.convolutions.convolution import Convolution
 from cuagent.expert.convolutions.copies import with_copies
 from cuagent.expert.convolutions.linears import linears_to_channels
@@ -35,6 +36,7 @@ from cuagent.expert.families import ANCHORS
 from cuagent.expert.gains import may_gain
 from cuagent.expert.graph.graph import Graph, Kind
 from cuagent.expert.graph.layouts import with_layouts
+from cuagent.expert.joins import parts_of
 from cuagent.expert.kernel import KernelCall
 from cuagent.expert.loops.groups import loop_groups
 from cuagent.expert.loops.match import with_loops
@@ -104,15 +106,24 @@ class MethodPlan:
 def plan_method(subject: Subject, options: Options, taken: set[str]) -> MethodPlan:
     """Return the plan for a captured graph. Names in `taken` are not used for kernels."""
     kept, whole = options.keep, frozenset[str]()
+    own = subject.device == "cuda" and options.products and not options.compile
+    chosen: frozenset[str] | None = frozenset() if own else None
     while True:
         captured, library = _with_library_calls(subject, options, kept)
         constants = constant_values(captured) if options.constants else frozenset()
-        lowered = share_equal(lower(captured, kept, constants))
+        lowered = share_equal(lower(captured, kept, constants, chosen))
         graph = _rewritten(lowered, subject, options, kept, whole)
         steps, unjoined = _steps(graph, subject, options, kept)
         if unjoined:
             whole |= unjoined
             continue
+        parts, alone = parts_of(steps, graph)
+        if chosen is not None and alone - chosen:
+            chosen |= alone
+            continue
+        if parts:
+            graph = replace(graph, parts=parts)
+            steps, _ = _steps(graph, subject, options, kept)
         calls, rejected = _calls(steps, graph, subject, options, taken)
         if rejected <= kept:
             break
@@ -167,6 +178,7 @@ def _rewritten(
     graph = without_places(graph, kept)
     own = options.products and options.convolutions in ("own", "every")
     if options.fold:
+        graph = average_before_convolutions(graph)
         every = options.convolutions == "every"
         graph = sum_before_convolutions(
             graph,

@@ -16,7 +16,7 @@ from dataclasses import replace
 from cuagent.expert.convolutions.convolution import TRANSPOSED, settings_of
 from cuagent.expert.convolutions.qualify import LARGE
 from cuagent.expert.edits import PREPARATIONS
-from cuagent.expert.graph.graph import Graph, Kind, Node
+from cuagent.expert.graph.graph import JOIN, Graph, Kind, Node
 
 WEIGHT = "{0}.movedim(1, -1).contiguous()  "
 FORMATS = {4: "torch.channels_last", 5: "torch.channels_last_3d"}
@@ -36,7 +36,10 @@ def arrange(graph: Graph, device: str, keep: frozenset[str], channels_last: bool
     nodes: list[Node] = []
     for node in graph.nodes:
         readers = [r for u in users[node.name] for r in (_readers(u, users) if on_cpu else [u])]
-        read = node.name not in graph.outputs and all(r.kind in READERS for r in readers)
+        joined = [n for n in readers if n.kind is Kind.LIBRARY and n.op.startswith(JOIN) and n.dims]
+        read = node.name not in graph.outputs and all(
+            r.kind in READERS or r in joined for r in readers
+        )
         if not _is_arranged(node, device) or node.origin in keep:
             nodes.append(node)
         elif channels_last and _may_be_last(node):
