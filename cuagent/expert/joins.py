@@ -71,7 +71,7 @@ class _Parts:
             self.parts[join.name] = known
             return
         strides = contiguous_strides(join.shape)
-        if join.size >= LARGE or not self._writes(join, strides, join.name):
+        if join.size >= LARGE or not (self._writes(join, strides) or self._grows(join)):
             return
         self.parts[join.name] = Part(join.name, 0, strides)
         self._fill(join, Part(join.name, 0, strides))
@@ -118,14 +118,26 @@ class _Parts:
             if is_join(node):
                 self._fill(node, self.parts[name])
 
-    def _writes(self, join: Node, strides: tuple[int, ...], owner: str) -> bool:
-        """Return True if a kernel can write at least one argument of a concatenation in place."""
-        at = Part(owner, 0, strides)
+    def _writes(self, join: Node, strides: tuple[int, ...]) -> bool:
+        """Return True if a kernel can write an argument of a concatenation in place, or an argument
+        is a concatenation itself."""
+        at = Part(join.name, 0, strides)
         return any(
-            name not in self.parts
-            and self._may_be_part(node := self.graph.node(name), at, start)
-            and (not is_join(node) or self._writes(node, strides, owner))
+            name not in self.parts and self._may_be_part(self.graph.node(name), at, start)
             for name, start in self._starts(join, strides)
+        )
+
+    def _grows(self, join: Node) -> bool:
+        """Return True if another concatenation has the first arguments of `join`.
+
+        Each argument is then copied once, although torch computes all of them.
+        """
+        return any(
+            is_join(node)
+            and len(node.inputs) < len(join.inputs)
+            and node.inputs == join.inputs[: len(node.inputs)]
+            and self._is_read_by_kernels(node.name)
+            for node in self.graph.nodes
         )
 
     def _may_be_part(self, node: Node, at: Part, start: int) -> bool:

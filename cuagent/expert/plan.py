@@ -22,6 +22,7 @@ from cuagent.expert.convolutions import library as library_convolutions
 from cuagent.expert.convolutions.averages import average_before_convolutions
 from cuagent.expert.convolutions.convolution import Convolution
 from cuagent.expert.convolutions.copies import with_copies
+from cuagent.expert.convolutions.library import Layout
 from cuagent.expert.convolutions.linears import linears_to_channels
 from cuagent.expert.convolutions.match import with_convolutions
 from cuagent.expert.convolutions.one_place import without_places
@@ -196,16 +197,25 @@ def _rewritten(
         graph = products.as_reductions(graph, target, kept)
         graph = products.copy_operands(graph, target, kept, options.split)
         graph = linears_to_channels(graph, target, kept)
-    if own:
+    layout = _layout(graph, subject, options, kept)
+    if own and layout is not Layout.NETWORK:
         graph = copy_operands(graph, target, kept, options.convolutions == "every")
         if options.partial_sums:
             graph = partial_sums(graph, target.processors, whole)
-    channels_last = options.convolutions == "channels_last"
-    graph = library_convolutions.arrange(graph, target.device, kept, channels_last)
+    graph = library_convolutions.arrange(graph, target.device, kept, layout)
     graph = transpose_weights(graph, target.device, kept)
     # torch.compile does not take these calls with weights that are not packed.
     graph = graph if options.compile else by_onednn(graph, target.device, kept)
     return with_layouts(graph)
+
+
+def _layout(graph: Graph, subject: Subject, options: Options, kept: frozenset[str]) -> Layout:
+    """Return the layout in which the library computes convolutions."""
+    first = options.convolutions == "own" and options.products
+    if first and library_convolutions.in_network(graph, subject.target, kept):
+        return Layout.NETWORK
+    last = options.convolutions == "channels_last"
+    return Layout.TRANSPOSED if last else Layout.CAPTURED
 
 
 def _steps(

@@ -1,7 +1,9 @@
-"""Generate CUDA kernels of pools and interpolations: one thread for each result.
+"""Generate CUDA kernels of pools and interpolations: one thread for each result, or for a few.
 
 Adjacent threads compute adjacent results, so that a warp reads adjacent windows; the cache serves
-elements that several windows share.
+elements that several windows share. Where windows overlap along a dimension other than the
+innermost one, a thread computes BLOCK results along it. It joins each row of elements once, for all
+windows that contain the row.
 """
 
 from __future__ import annotations
@@ -17,6 +19,10 @@ from cuagent.expert.streaming.cuda_text import headers_of
 THREADS = 256
 MAX_UNROLLED = 32
 """Largest number of elements of a window whose loops are unrolled."""
+BLOCK = 4
+"""Number of results of a thread where windows overlap."""
+LEAST_THREADS = 1 << 18
+"""Least number of threads with which a thread computes several results."""
 
 
 def generate(request: Request) -> KernelCall:
@@ -34,6 +40,8 @@ class _Pool(PoolText):
         )
         reach = max(given, self.anchor.size, *map(self._reach, request.group.outputs))
         self.integer = "long" if reach >= 1 << 30 else "int"
+        self.blocked = self._blocked()
+        """Dimension along which a thread computes several results; None without one."""
 
     def _reach(self, name: str) -> int:
         """Return the largest index at which an output is written."""
@@ -41,8 +49,23 @@ class _Pool(PoolText):
         pairs = zip(graph.node(name).shape, graph.strides(name), strict=True)
         return sum((n - 1) * s for n, s in pairs)
 
+    def _blocked(self) -> int | None:
+        """Return the outermost dimension along which windows overlap, except the innermost one of
+        the tensor; None without one, and if there were too few threads."""
+        if self.anchor.kind is not Kind.POOL or self.anchor.size < BLOCK * LEAST_THREADS:
+            return None
+        taps = math.prod(side.kernel or MAX_UNROLLED + 1 for side in self.sides.values())
+        for k, side in self.sides.items():
+            overlaps = side.stride < side.kernel and side.dilation == 1 and side.count >= BLOCK
+            if overlaps and k < len(self.shape) - 1 and taps <= MAX_UNROLLED:
+                return k
+        return None
+
     def text(self) -> str:
         w, total, name = self.w, self.anchor.size, self.request.name
+        if self.blocked is not None:
+            count = self.shape[self.blocked]
+            total = total // count * math.ceil(count / BLOCK)
         self.head(*self.includes)
         parameters = self.values.parameters()
         bounds = f"__launch_bounds__({THREADS})"
@@ -51,7 +74,9 @@ class _Pool(PoolText):
         w(f"if (position >= {total}) return;")
         self._decode()
         self.values.fresh()
-        if self.anchor.kind is Kind.POOL:
+        if self.blocked is not None:
+            self._pool_of_block(self.blocked)
+        elif self.anchor.kind is Kind.POOL:
             self._pool()
         elif self.op == "nearest":
             places = {k: self.nearest(k) for k in self.sides}
@@ -59,7 +84,7 @@ class _Pool(PoolText):
         else:
             self._linear()
         self.values.stores(self.index())
-        w.close()
+        w.close(1 if self.blocked is None else 2)
         w()
         arguments = ", ".join(p.split()[-1] for p in parameters)
         w.open(f'extern "C" void {name}({", ".join(parameters)}, cudaStream_t stream)')
@@ -71,11 +96,46 @@ class _Pool(PoolText):
         w = self.w
         w(f"{self.integer} remainder = position;")
         for k in reversed(range(len(self.shape))):
+            word, count, times = f"i{k}", self.shape[k], ""
+            if k == self.blocked:
+                word, count, times = f"q{k}", math.ceil(count / BLOCK), f" * {BLOCK}"
             if k == 0:
-                w("const " + f"{self.integer} i0 = remainder;")
+                w(f"const {self.integer} {word} = remainder{times};")
             else:
-                w(f"const {self.integer} i{k} = remainder % {self.shape[k]};")
-                w(f"remainder /= {self.shape[k]};")
+                w(f"const {self.integer} {word} = remainder % {count}{times};")
+                w(f"remainder /= {count};")
+
+    def _pool_of_block(self, k: int) -> None:
+        """Write the pools of BLOCK results along dimension `k`; the loop over them stays open."""
+        w, side = self.w, self.sides[k]
+        w(f"float joined[{BLOCK}];")
+        w.pragma("unroll")
+        w(f"for (int j = 0; j < {BLOCK}; ++j) joined[j] = {START[self.op]};")
+        rows = (BLOCK - 1) * side.stride + side.kernel
+        w.pragma("unroll")
+        w.open(f"for (int t{k} = 0; t{k} < {rows}; ++t{k})")
+        w(f"const int p{k} = q{k} * {side.stride} + t{k} - {side.padding};")
+        w(f"if (p{k} < 0 || p{k} >= {side.extent}) continue;")
+        w(f"float row = {START[self.op]};")
+        others = {d: other for d, other in self.sides.items() if d != k}
+        for d, other in others.items():
+            w.pragma("unroll")
+            self._open_window(d, other)
+        self.values.fresh()
+        w(self.joined("row", self.element({d: f"p{d}" for d in self.sides})))
+        w.close(len(others))
+        w.pragma("unroll")
+        w.open(f"for (int j = 0; j < {BLOCK}; ++j)")
+        first = f"j * {side.stride}"
+        w(f"if (t{k} < {first} || t{k} >= {first} + {side.kernel}) continue;")
+        w(self.joined("joined[j]", "row"))
+        w.close(2)
+        w.pragma("unroll")
+        w.open(f"for (int j = 0; j < {BLOCK}; ++j)")
+        w(f"const {self.integer} i{k} = q{k} + j;")
+        w(f"if (i{k} >= {self.shape[k]}) break;")
+        self.values.fresh()
+        w(f"const float result = {self.divided('joined[j]')};")
 
     def _pool(self) -> None:
         w = self.w
@@ -90,6 +150,9 @@ class _Pool(PoolText):
         w.close(len(self.sides))
         self.values.fresh()
         w(f"const float result = {self.divided('joined')};")
+
+    def joined(self, word: str, value: str) -> str:
+        return f"{word} = larger({word}, {value});" if self.op == "max" else f"{word} += {value};"
 
     def _open_window(self, k: int, side: Window) -> None:
         w = self.w

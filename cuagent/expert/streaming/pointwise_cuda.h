@@ -32,6 +32,16 @@ __device__ __forceinline__ void store_vector(T* to, const Value (&from)[N]) {
 // NaN in either argument gives NaN, as in torch.
 POINTWISE float maximum(float a, float b) { return a != a ? a : (b > a || b != b ? b : a); }
 POINTWISE float minimum(float a, float b) { return a != a ? a : (b < a || b != b ? b : a); }
+// The larger number, or NaN if there is one: one instruction from sm_80 on.
+POINTWISE float larger(float a, float b) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  float most;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+  return most;
+#else
+  return b > a || b != b ? b : a;
+#endif
+}
 POINTWISE float relu(float x) { return x < 0.f ? 0.f : x; }
 POINTWISE float absolute(float x) { return fabsf(x); }
 POINTWISE float sign(float x) { return (x > 0.f) - (x < 0.f); }
