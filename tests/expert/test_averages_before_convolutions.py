@@ -46,7 +46,7 @@ def text_of(pool: str, conv: str, forward: str, dtype: str = "float32") -> str:
 
 def pools_first(candidate) -> bool:
     text = candidate.files["model_new.py"]
-    return any(f"{word}_input" in text for word in ("avg_pool2d", "adaptive_avg_pool2d"))
+    return any(f"{word}_before" in text for word in ("avg_pool2d", "adaptive_avg_pool2d"))
 
 
 @pytest.mark.parametrize("case", MOVED)

@@ -29,7 +29,7 @@ def average_before_convolutions(graph: Graph) -> Graph:
         if conv is not pool and alone and _commute(graph, conv, pool):
             x = graph.node(str(conv.args[0]))
             shape = (*pool.shape[:1], x.shape[1], *pool.shape[2:])
-            mean = replace(pool, name=f"{pool.name}_input", args=(x.name,), shape=shape)
+            mean = replace(pool, name=f"{pool.name}_before", args=(x.name,), shape=shape)
             after = replace(
                 conv, name=pool.name, args=(mean.name, *conv.args[1:]), shape=pool.shape
             )

@@ -162,7 +162,7 @@ def _channels_last(graph: Graph, node: Node) -> Iterator[Node]:
     source, text = x.name, f"{{0}}.contiguous(memory_format={FORMATS[len(node.shape)]})"
     if copy_call(graph, x) == COPY:
         # torch's copy of 1 GB took 1.13 ms on an H200, half of the possible rate.
-        source, text = f"{node.name}_input", "{0}.movedim(-1, 1)"
+        source, text = f"{node.name}_last_input", "{0}.movedim(-1, 1)"
         shape = (x.shape[0], *x.shape[2:], x.shape[1])
         yield Node(
             source, Kind.LIBRARY, COPY, (x.name,), shape, x.dtype, origin=node.origin, spec=EXACT
