@@ -93,5 +93,7 @@ def _convolution_call(
     precision = "tf32" if runs_in_tf32(target, captured) else "tf32x3"
     tiles = convolution_tiles(step, target.processors, precision)
     tile = tiles[min(options.tiles, len(tiles) - 1)]
-    text = convolution.render(name, step, lambda output: graph.node(output).dtype, precision)
+    text = convolution.render(
+        name, step, lambda output: graph.node(output).dtype, precision, graph.parts
+    )
     return TritonCall(name, text, step, partial(convolution.launches, conv=step, tile=tile))

@@ -22,7 +22,8 @@ from cuagent.expert.vectors import with_wide_vectors
 
 __all__ = ["Candidate", "Options", "make_candidate"]
 
-CONVOLUTIONS = ("F.conv", "own F.conv")
+LIBRARY_CONVOLUTIONS = ("F.conv", "torch.permute(F.conv")
+CONVOLUTIONS = (*LIBRARY_CONVOLUTIONS, "own F.conv")
 """Prefixes of the calls of convolutions, except depthwise ones."""
 
 
@@ -128,7 +129,7 @@ def _assemble(subject: Subject, options: Options, plans: Sequence[MethodPlan]) -
         convolutions=len(
             {n.origin for plan in plans for n in plan.graph.nodes if n.op.startswith(CONVOLUTIONS)}
         ),
-        library_convolutions=sum(n.op.startswith("F.conv") for n in library_calls),
+        library_convolutions=sum(n.op.startswith(LIBRARY_CONVOLUTIONS) for n in library_calls),
         launches=len(all_calls) + len(library_calls),
         copied_bytes=_bytes_at_the_border(plans[0].graph),
         has_recurrences=any(

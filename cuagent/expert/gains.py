@@ -56,7 +56,7 @@ def may_gain(group: Group, steps: Steps, graph: Graph, device: str) -> bool:
     if device == "cpu" and group.size <= SMALL:
         reduction |= any(o.startswith(("cat", "stack")) for o in origins)
         reduction |= any(_touch(group, s, graph) for s in steps if isinstance(s, Group))
-    several |= broadcast
+    several |= broadcast or any(name in graph.parts for name in group.outputs)
     return several or shared or algebra or in_place or widening or reduction or gathers or partial
 
 

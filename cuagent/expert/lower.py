@@ -32,14 +32,17 @@ MAX_CONSTANT = 64
 
 
 def lower(
-    captured: Captured, keep: frozenset[str] = frozenset(), constants: frozenset[str] = frozenset()
+    captured: Captured,
+    keep: frozenset[str] = frozenset(),
+    constants: frozenset[str] = frozenset(),
+    joins: frozenset[str] | None = None,
 ) -> Graph:
     """Return the expert's graph of a captured module.
 
     Operators named in `keep` remain torch calls. So do the values in `constants`, which are
-    computed once.
+    computed once. `joins` is as in `Lowering`.
     """
-    low = Lowering(layouts=has_layouts(captured.nodes))
+    low = Lowering(joins=joins, layouts=has_layouts(captured.nodes))
     for fx in captured.nodes:
         if fx.op == "placeholder":
             _placeholder(low, captured, fx)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import ast
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from cuagent.expert.graph.graph import ITEM_BYTES, Kind, Node
+from cuagent.expert.graph.graph import ITEM_BYTES, Kind, Node, Part
 from cuagent.expert.graph.orders import inverse, permuted
 from cuagent.expert.kernel import KernelCall
 from cuagent.expert.method import FILL, FRESH, Computed, Method, TritonCall
@@ -232,17 +232,45 @@ class _Module(Prepared):
         for name, expression in self.graph.inputs.items():
             if self.users[name] and expression != self._name(name):
                 out.append(f"    {self._name(name)} = {expression}")
+        begun: set[str] = set()
         for position, step in enumerate(self.steps):
             call = self.kernels.get(position)
+            out += [f"    {line}" for line in self._begin_joins(step, begun)]
             if isinstance(call, TritonCall):
                 out += [f"    {line}" for line in self._launch_triton(call)]
             elif isinstance(step, Group) and isinstance(call, KernelCall):
                 out += [f"    {line}" for line in self._launch(step, call)]
+            elif isinstance(step, Node) and step.name in self.graph.parts:
+                out += [f"    {line}" for line in self._join(step, begun)]
             elif isinstance(step, Node):
                 out += [f"    {line}" for line in self._library(step)]
         results = [self._value(name) + self._copied(name) for name in self.graph.outputs]
         out.append(f"    return {self.graph.template.format(*results)}")
         return out
+
+    def _begin_joins(self, step: Computed | Node, begun: set[str]) -> Iterator[str]:
+        """Yield the Python lines that allocate the concatenations that a step is the first to
+        write."""
+        outputs = step.outputs if isinstance(step, Computed) else (step.name,)
+        for part in (self.graph.parts[name] for name in outputs if name in self.graph.parts):
+            if part.owner not in begun:
+                begun.add(part.owner)
+                yield f"{self._name(part.owner)} = {self._empty(self.graph.node(part.owner))}"
+
+    def _join(self, node: Node, copied: set[str]) -> Iterator[str]:
+        """Yield the Python lines that copy arguments to a concatenation that has them not yet."""
+        at, (dim,), start = self.graph.parts[node.name], node.dims, 0
+        for name in node.inputs:
+            place = at.offset + start * at.strides[dim]
+            start += self.graph.node(name).shape[dim]
+            part = self.graph.parts.get(name)
+            if part and (part.owner, part.offset) == (at.owner, place):
+                continue
+            key = f"{name} in {at.owner} at {place}"
+            if key not in copied:
+                copied.add(key)
+                to = self._part(name, Part(at.owner, place, at.strides))
+                yield f"{to}.copy_({self._value(name)})"
 
     def _copied(self, name: str) -> str:
         """Return `.clone()` for a result that shares memory with a prepared value; else ""."""
@@ -274,6 +302,9 @@ class _Module(Prepared):
         reads = sum(_node_bytes(self.graph.node(t)) for t in call.tensors_read)
         for output in group.outputs:
             node = self.graph.node(output)
+            if output in self.graph.parts:
+                args.append(self._memory(output))
+                continue
             owner = self._reusable(group, call, node)
             if owner is None:
                 lines.append(f"{self._name(output)} = {self._like(call, node)}")
@@ -294,8 +325,12 @@ class _Module(Prepared):
         lines = [
             f"{self._name(name)} = {self._empty(self.graph.node(name))}"
             for name in call.step.outputs
+            if name not in self.graph.parts
         ]
-        arguments = [self._name(name) for name in call.step.outputs]
+        arguments = [
+            self._memory(name) if name in self.graph.parts else self._name(name)
+            for name in call.step.outputs
+        ]
         arguments += [self._memory(tensor) for tensor in call.tensors_read]
         return lines + call.launch(call.name, arguments=arguments)
 

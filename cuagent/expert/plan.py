@@ -6,7 +6,7 @@ remain torch calls and the graph is planned again, because torch needs other ope
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from cuagent.expert.anchored.cluster import clusters
@@ -19,7 +19,9 @@ from cuagent.expert.capture.export import Captured
 from cuagent.expert.capture.subject import Subject
 from cuagent.expert.chains import with_chains
 from cuagent.expert.convolutions import library as library_convolutions
+from cuagent.expert.convolutions.averages import average_before_convolutions
 from cuagent.expert.convolutions.copies import with_copies
+from cuagent.expert.convolutions.library import Layout
 from cuagent.expert.convolutions.linears import linears_to_channels
 from cuagent.expert.convolutions.match import with_convolutions
 from cuagent.expert.convolutions.one_place import without_places
@@ -35,6 +37,7 @@ from cuagent.expert.families import ANCHORS
 from cuagent.expert.gains import may_gain
 from cuagent.expert.graph.graph import Graph, Kind
 from cuagent.expert.graph.layouts import with_layouts
+from cuagent.expert.joins import parts_of
 from cuagent.expert.kernel import KernelCall
 from cuagent.expert.loops.groups import loop_groups
 from cuagent.expert.loops.match import with_loops
@@ -104,15 +107,24 @@ class MethodPlan:
 def plan_method(subject: Subject, options: Options, taken: set[str]) -> MethodPlan:
     """Return the plan for a captured graph. Names in `taken` are not used for kernels."""
     kept, whole = options.keep, frozenset[str]()
+    own = subject.device == "cuda" and options.products and not options.compile
+    chosen: frozenset[str] | None = frozenset() if own else None
     while True:
         captured, library = _with_library_calls(subject, options, kept)
         constants = constant_values(captured) if options.constants else frozenset()
-        lowered = share_equal(lower(captured, kept, constants))
+        lowered = share_equal(lower(captured, kept, constants, chosen))
         graph = _rewritten(lowered, subject, options, kept, whole)
         steps, unjoined = _steps(graph, subject, options, kept)
         if unjoined:
             whole |= unjoined
             continue
+        parts, alone = parts_of(steps, graph)
+        if chosen is not None and alone - chosen:
+            chosen |= alone
+            continue
+        if parts:
+            graph = replace(graph, parts=parts)
+            steps, _ = _steps(graph, subject, options, kept)
         calls, rejected = _calls(steps, graph, subject, options, taken)
         if rejected <= kept:
             break
@@ -167,6 +179,7 @@ def _rewritten(
     graph = without_places(graph, kept)
     own = options.products and options.convolutions in ("own", "every")
     if options.fold:
+        graph = average_before_convolutions(graph)
         every = options.convolutions == "every"
         graph = sum_before_convolutions(
             graph,
@@ -184,16 +197,25 @@ def _rewritten(
         graph = products.as_reductions(graph, target, kept)
         graph = products.copy_operands(graph, target, kept, options.split)
         graph = linears_to_channels(graph, target, kept)
-    if own:
+    layout = _layout(graph, subject, options, kept)
+    if own and layout is not Layout.NETWORK:
         graph = copy_operands(graph, target, kept, options.convolutions == "every")
         if options.partial_sums:
             graph = partial_sums(graph, target.processors, whole)
-    channels_last = options.convolutions == "channels_last"
-    graph = library_convolutions.arrange(graph, target.device, kept, channels_last)
+    graph = library_convolutions.arrange(graph, target.device, kept, layout)
     graph = transpose_weights(graph, target.device, kept)
     # torch.compile does not take these calls with weights that are not packed.
     graph = graph if options.compile else by_onednn(graph, target.device, kept)
     return with_layouts(graph)
+
+
+def _layout(graph: Graph, subject: Subject, options: Options, kept: frozenset[str]) -> Layout:
+    """Return the layout in which the library computes convolutions."""
+    first = options.convolutions == "own" and options.products
+    if first and library_convolutions.in_network(graph, subject.target, kept):
+        return Layout.NETWORK
+    last = options.convolutions == "channels_last"
+    return Layout.TRANSPOSED if last else Layout.CAPTURED
 
 
 def _steps(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import keyword
 
-from cuagent.expert.graph.graph import Kind, Node, contiguous_strides
+from cuagent.expert.graph.graph import Kind, Node, Part, contiguous_strides
 from cuagent.expert.method import Computed, Method
 
 GLOBALS = frozenset(dir(builtins)) | {
@@ -64,7 +64,17 @@ class Values:
                 return f"{self._value(node.inputs[0])}{view_text(node.shape)}"
             case Kind.STRIDED:
                 return node.op.format(self._value(node.inputs[0]))
+        part = self.graph.parts.get(name)
+        if part and part.owner != name:
+            return self._part(name, part)
         return self._name(name)
+
+    def _part(self, name: str, part: Part) -> str:
+        """Return the Python expression of a value in the memory of a concatenation."""
+        node, (dim,) = self.graph.node(name), self.graph.node(part.owner).dims
+        start = part.offset // part.strides[dim]
+        count = node.shape[dim]
+        return f"{self._name(part.owner)}.narrow({dim}, {start}, {count})"
 
     def _is_output(self, name: str) -> bool:
         return any(isinstance(s, Computed) and name in s.outputs for s in self.steps)
@@ -90,7 +100,14 @@ class Values:
         return found
 
     def _memory(self, tensor: str) -> str:
-        return self._value(tensor)
+        """Return the Python expression of a contiguous tensor that begins with a value's first
+        element.
+        """
+        part = self.graph.parts.get(tensor)
+        if part is None or part.owner == tensor:
+            return self._value(tensor)
+        begin = f".view(-1)[{part.offset}:]" if part.offset else ""
+        return f"{self._name(part.owner)}{begin}"
 
     def _empty(self, node: Node) -> str:
         return self._empty_of(node.shape, node.dtype)

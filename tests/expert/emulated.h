@@ -25,6 +25,7 @@ typedef void* cudaStream_t;
 inline float reciprocal_root(float x) { return 1.f / std::sqrt(x); }
 #define rsqrt reciprocal_root
 #define __expf expf
+#define __fdividef(a, b) ((a) / (b))
 inline float __int_as_float(int bits) {
   float x;
   std::memcpy(&x, &bits, 4);

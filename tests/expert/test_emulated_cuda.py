@@ -23,6 +23,7 @@ from cuagent import kernels
 from cuagent.expert.candidate import Options, make_candidate
 from cuagent.expert.capture.subject import Target, open_subject
 from cuagent.expert.loops import cuda_layout
+from cuagent.expert.pooling import cuda as pools
 from cuagent.expert.streaming import cuda_map, cuda_staged
 from cuagent.task import load_task
 
@@ -106,6 +107,23 @@ def test_emulated_elements_without_vectors_are_loaded_ahead(tmp_path, monkeypatc
     candidate = check(tmp_path, monkeypatch, text, Options())
     (kernel,) = (t for f, t in candidate.files.items() if f.endswith(".cu"))
     assert "AHEAD" in kernel
+
+
+OVERLAPPING = {
+    **{
+        name: reductions.text_of(body.replace("F.", "torch.nn.functional."), "2, 8, 23, 30")
+        for name, body in pooling.OVERLAPPING.items()
+        if name != "dilated"
+    },
+    "channels-last": layouts.text_of("max pool"),
+}
+
+
+@pytest.mark.parametrize("name", OVERLAPPING)
+def test_emulated_threads_pool_several_overlapping_windows(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(pools, "LEAST_THREADS", 1)
+    candidate = check(tmp_path, monkeypatch, OVERLAPPING[name], Options())
+    assert any("joined[4]" in t for f, t in candidate.files.items() if f.endswith(".cu"))
 
 
 @pytest.mark.parametrize("options", [Options(), Options(threads=128, vector=False)])

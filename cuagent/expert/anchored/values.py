@@ -17,7 +17,6 @@ from cuagent.expert.graph.graph import (
     Node,
     Operand,
     Shape,
-    contiguous_strides,
 )
 from cuagent.expert.streaming.expressions import (
     TYPES,
@@ -140,7 +139,7 @@ class Values:
     def store(self, name: str, index: Index) -> None:
         """Write the C++ statement that stores the element of output `name` at `index`."""
         node = self.nodes[name]
-        place = address(index, contiguous_strides(node.shape), 0)
+        place = address(index, self.graph.strides(name), 0)
         value = narrowed(self.at(name, index), node.dtype)
         self.w(f"{identifier(name)}_out[{place}] = {value};")
 

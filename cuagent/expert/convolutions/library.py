@@ -12,35 +12,78 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from enum import StrEnum
 
-from cuagent.expert.convolutions.convolution import TRANSPOSED, settings_of
-from cuagent.expert.convolutions.qualify import LARGE
+from cuagent.expert.capture.subject import Target
+from cuagent.expert.convolutions.convolution import COPY, TRANSPOSED, settings_of
+from cuagent.expert.convolutions.qualify import LARGE, copy_call, qualifies
 from cuagent.expert.edits import PREPARATIONS
-from cuagent.expert.graph.graph import Graph, Kind, Node
+from cuagent.expert.graph.graph import JOIN, Graph, Kind, Node
 
 WEIGHT = "{0}.movedim(1, -1).contiguous()  "
 FORMATS = {4: "torch.channels_last", 5: "torch.channels_last_3d"}
 """torch's channels-last memory format, by number of dimensions."""
 PREPARATIONS |= {WEIGHT}
+EXACT = 0
+"""Number of channels in `Node.spec` of a copy that keeps float32: cuDNN rounds to TF32 itself, and
+not in all convolutions."""
+NETWORK = 4
+"""Least number of convolutions of the library for which values stay in channels-last layout."""
 READERS = (Kind.POINTWISE, Kind.REDUCE, Kind.POOL)
 """Kinds of nodes that generated kernels compute."""
 
 
-def arrange(graph: Graph, device: str, keep: frozenset[str], channels_last: bool) -> Graph:
+class Layout(StrEnum):
+    """Layout in which the library computes convolutions."""
+
+    CAPTURED = "captured"
+    TRANSPOSED = "transposed"
+    """Channels-last; a kernel behind each convolution transposes the result."""
+    NETWORK = "network"
+    """Channels-last, also of all values between convolutions."""
+
+
+def in_network(graph: Graph, target: Target, keep: frozenset[str]) -> bool:
+    """Return True if channels-last layout is the best for all convolutions of a network.
+
+    Most of its convolutions are left to the library: they have few places and long sums. In the
+    captured layout cuDNN converts operands and results of each. Where own kernels compute most
+    convolutions, they are faster. Depthwise kernels read planes.
+    """
+    if target.device != "cuda" or any(n.kind is Kind.DEPTHWISE for n in graph.nodes):
+        return False
+    found = [n for n in graph.nodes if n.kind is Kind.LIBRARY and n.op.startswith("F.conv")]
+    left = [n for n in found if n.origin in keep or not qualifies(graph, n, target, False)]
+    layers = [n for n in left if _may_be_last(n) and _in_tensor_cores(n, target)]
+    return len(layers) >= NETWORK and 2 * len(left) > len(found)
+
+
+def _in_tensor_cores(node: Node, target: Target) -> bool:
+    plane = node.op.startswith("F.conv2d(")
+    return plane and (node.dtype != "float32" or target.tf32_convolutions)
+
+
+def arrange(graph: Graph, device: str, keep: frozenset[str], layout: Layout) -> Graph:
     """Return the graph with biases moved out of the library's convolutions and linear layers.
 
-    `channels_last`: also change convolutions to channels-last layout. `keep`: origins that stay
-    unchanged.
+    `layout`: that of the convolutions. `keep`: origins that stay unchanged.
     """
     users, on_cpu = graph.users(), device == "cpu"
     nodes: list[Node] = []
     for node in graph.nodes:
         readers = [r for u in users[node.name] for r in (_readers(u, users) if on_cpu else [u])]
-        read = node.name not in graph.outputs and all(r.kind in READERS for r in readers)
+        joined = [n for n in readers if n.kind is Kind.LIBRARY and n.op.startswith(JOIN) and n.dims]
+        read = node.name not in graph.outputs and all(
+            r.kind in READERS or r in joined for r in readers
+        )
         if not _is_arranged(node, device) or node.origin in keep:
             nodes.append(node)
-        elif channels_last and _may_be_last(node):
+        elif layout is Layout.TRANSPOSED and _may_be_last(node):
             nodes += _channels_last(graph, node)
+        elif layout is Layout.NETWORK and _may_be_last(node):
+            weight, node = _of_network(graph, node)
+            nodes.append(weight)
+            nodes += _without_bias(graph, node) if read and len(node.args) > 2 else [node]
         else:
             nodes += _without_bias(graph, node) if read and len(node.args) > 2 else [node]
     return replace(graph, nodes=tuple(nodes))
@@ -91,19 +134,41 @@ def _without_bias(graph: Graph, node: Node) -> Iterator[Node]:
     )  # fmt: skip
 
 
+def _of_network(graph: Graph, node: Node) -> tuple[Node, Node]:
+    """Return the nodes of a convolution's weight and of the convolution with a channels-last
+    result."""
+    weight = _last_weight(graph, node)
+    call = node.op.replace("{1}", "{1}.movedim(-1, 1)", 1)
+    order = (0, *range(2, len(node.shape)), 1)
+    args = (node.args[0], weight.name, *node.args[2:])
+    return weight, replace(node, op=call, args=args, order=order)
+
+
+def _last_weight(graph: Graph, node: Node) -> Node:
+    weight, name = graph.node(str(node.args[1])), f"{node.name}_channels_last_weight"
+    shape = (weight.shape[0], *weight.shape[2:], weight.shape[1])
+    return Node(name, Kind.LIBRARY, WEIGHT, (weight.name,), shape, weight.dtype, origin=node.origin)
+
+
 def _channels_last(graph: Graph, node: Node) -> Iterator[Node]:
     """Yield the nodes of a convolution in channels-last layout, and the node that transposes its
     result.
 
     The kernel of the transposition also adds the bias and computes the operations that follow.
     """
-    weight = graph.node(str(node.args[1]))
-    taps, last = f"{node.name}_channels_last_weight", f"{node.name}_channels_last"
-    shape = (weight.shape[0], *weight.shape[2:], weight.shape[1])
-    yield Node(taps, Kind.LIBRARY, WEIGHT, (weight.name,), shape, weight.dtype, origin=node.origin)
-    x = f"{{0}}.contiguous(memory_format={FORMATS[len(node.shape)]})"
+    weight, last = _last_weight(graph, node), f"{node.name}_channels_last"
+    yield weight
+    x = graph.node(str(node.args[0]))
+    source, text = x.name, f"{{0}}.contiguous(memory_format={FORMATS[len(node.shape)]})"
+    if copy_call(graph, x) == COPY:
+        # torch's copy of 1 GB took 1.13 ms on an H200, half of the possible rate.
+        source, text = f"{node.name}_last_input", "{0}.movedim(-1, 1)"
+        shape = (x.shape[0], *x.shape[2:], x.shape[1])
+        yield Node(
+            source, Kind.LIBRARY, COPY, (x.name,), shape, x.dtype, origin=node.origin, spec=EXACT
+        )
     call = node.op.replace(", bias={2}", "").replace("{1}", "{1}.movedim(-1, 1)", 1)
-    call = f"{call.replace('{0}', x, 1)}.movedim(1, -1).contiguous()"
+    call = f"{call.replace('{0}', text, 1)}.movedim(1, -1).contiguous()"
     shape = (node.shape[0], *node.shape[2:], node.shape[1])
-    yield replace(node, name=last, op=call, args=(node.args[0], taps), shape=shape)
+    yield replace(node, name=last, op=call, args=(source, weight.name), shape=shape)
     yield replace(node, op=TRANSPOSED, args=(last, *node.args[2:]))

@@ -16,9 +16,13 @@ from cuagent.expert.graph.graph import Graph, Kind, Node
 from cuagent.expert.streaming.nest import NestError
 
 CHANNELS_LAST = "{0}.movedim(1, -1).contiguous()"
-LEAST_CHANNELS = 16
-"""Least number of input channels of a pointwise convolution; with fewer, a tile would be mostly
-zeros."""
+LEAST_CHANNELS = 2
+"""Least number of input channels of a pointwise convolution.
+
+With few channels a tile is mostly zeros, but memory accesses take the time: with 6 to 64 channels
+on 128 x 256 x 256 places the library and a kernel for bias and ReLU took 2.1 ms on an H200, of
+which writing the result is 0.55.
+"""
 FEW_CHANNELS = 32
 """Number of input channels below which a kernel sums over one index of taps and channels.
 
@@ -37,6 +41,14 @@ admitted.
 
 16 channels in 3x3 windows took 1.76 times the time of cuDNN, which computed them in TF32. 8
 channels took 0.65 of torch.compile's time, and 0.8 of cuDNN's in float32.
+"""
+FEW_COLUMNS = 16
+"""Largest number of output channels of a float32 convolution in three dimensions that gets a
+generated kernel although its sum has at most SHORT_EXACT_SUM terms.
+
+Sums of 81 terms (3 channels) on an H200: with 16 outputs the kernel and its epilogue took 0.36 ms
+and cuDNN's in float32 with kernels behind it 0.51, with 24 outputs 1.34 and 0.72, with 64 outputs
+2.95 and 1.95. With 315 terms and 64 outputs the kernel took 0.74 of cuDNN's time.
 """
 SHORT_FLOAT32_SUM = 256
 """Replacement of `SHORT_SUM` for a float32 convolution where TF32 is not admitted."""
@@ -165,12 +177,14 @@ def qualifies(graph: Graph, node: Node, target: Target, every: bool) -> bool:
         return weight.shape[1] >= LEAST_CHANNELS and readable
     if settings["groups"] != 1:
         return True
-    few = SHORT_SUM
+    few, volume = SHORT_SUM, node.op.startswith("F.conv3d(")
+    slow = False
     if x.dtype == "float32" and not runs_in_tf32(target, captured_channels(node, x.shape[1])):
         few = SHORT_EXACT_SUM if target.tf32_convolutions else SHORT_FLOAT32_SUM
+        slow = volume and taps * x.shape[1] <= SHORT_EXACT_SUM and weight.shape[0] > FEW_COLUMNS
     short = taps * x.shape[1] <= (few if x.shape[1] < FEW_CHANNELS else LONG_SUM)
     short = short or runs_in_halves(graph, node, x, target)
-    return every or transposed or node.op.startswith("F.conv3d(") or short
+    return every or transposed or ((volume or short) and not slow)
 
 
 def _few_of_group(graph: Graph, node: Node, x: Node, weight: Node) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from cuagent.expert.convolutions.convolution import Convolution, Partials, Pool, Volume
 from cuagent.expert.convolutions.points import is_wide
 from cuagent.expert.convolutions.scaling import SCALED
 from cuagent.expert.convolutions.tiles import phase_count
+from cuagent.expert.graph.graph import Part
 from cuagent.expert.products.epilogue import epilogue, pointer, times, variable
 from cuagent.expert.products.triton import ELEMENTS
 from cuagent.expert.streaming.expressions import identifier
@@ -106,7 +107,9 @@ def tile_sums(conv: Convolution, partials: Partials) -> list[str]:
     ]
 
 
-def stores(conv: Convolution, dtype_of: Callable[[str], str]) -> Iterator[str]:
+def stores(
+    conv: Convolution, dtype_of: Callable[[str], str], parts: Mapping[str, Part]
+) -> Iterator[str]:
     """Yield the Triton lines that store the outputs, and the scaled copy for the next
     convolution.
     """
@@ -116,7 +119,8 @@ def stores(conv: Convolution, dtype_of: Callable[[str], str]) -> Iterator[str]:
     others = (*(conv.partials.names if conv.partials else ()), *conv.copy[1:])
     for output in (name for name in conv.outputs if name not in others):
         value = f"{variable(output)}.to({ELEMENTS[dtype_of(output)]})"
-        words, mask = [f"sample[:, None] * {conv.channels_out * places}"], full
+        pitch = parts[output].strides[0] if output in parts else conv.channels_out * places
+        words, mask = [f"sample[:, None] * {pitch}"], full
         if conv.is_copy:
             words += [f"place[:, None] * {conv.channels_out}", "n[None, :]"]
         elif output in conv.rows:

@@ -41,10 +41,10 @@ def sum_before_convolutions(
             continue
         conv = graph.node(node.inputs[0])
         alone = len(users[conv.name]) == 1 and conv.name not in graph.outputs
-        if alone and _is_convolution(conv) and all(str(a) in prepared for a in conv.args[1:]):
+        if alone and is_convolution(conv) and all(str(a) in prepared for a in conv.args[1:]):
             new = _summed(graph, node, conv)
             changed = {node.name: new, conv.name: []} if new else {}
-            joined = next((n for n in new if _is_convolution(n)), None)
+            joined = next((n for n in new if is_convolution(n)), None)
             if joined is None or keeps_precision(_with(graph, replaced | changed), joined):
                 replaced |= changed
     return _with(graph, replaced)
@@ -55,7 +55,8 @@ def _with(graph: Graph, replaced: dict[str, list[Node]]) -> Graph:
     return replace(graph, nodes=tuple(nodes))
 
 
-def _is_convolution(node: Node) -> bool:
+def is_convolution(node: Node) -> bool:
+    """Return True for a convolution of the library with a contiguous result."""
     return node.kind is Kind.LIBRARY and node.op.startswith("F.conv") and node.contiguous
 
 

@@ -62,7 +62,8 @@ def _tiles(conv: Convolution, processors: int, precision: str) -> tuple[Tile, ..
     if conv.taps == 1 and not conv.reduces:
         found = ranked(rows_of(conv), conv.columns, conv.node.dtype, processors, conv.groups)
         # Loads have no mask if the channels are a multiple of 64: a deeper tile could read beyond.
-        found = tuple(replace(t, depth=min(t.depth, 64)) for t in found)
+        most = max(16, 1 << (conv.channels_in - 1).bit_length())
+        found = tuple(replace(t, depth=min(t.depth, 64, most)) for t in found)
         shallow = float32 and conv.channels_in <= 64 < conv.columns
         return (SHALLOW, *found) if shallow else found
     columns = max(16, 1 << (conv.columns - 1).bit_length())

@@ -7,7 +7,7 @@ over taps and input channels (`taps`). `stores` writes the lines after the sum.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from cuagent.expert.convolutions.convolution import Convolution
 from cuagent.expert.convolutions.points import (
@@ -28,14 +28,21 @@ from cuagent.expert.convolutions.stores import (
 )
 from cuagent.expert.convolutions.taps import sum_over_taps
 from cuagent.expert.convolutions.tiles import phase_count
+from cuagent.expert.graph.graph import Part
 from cuagent.expert.products.epilogue import epilogue, pointer
 from cuagent.expert.products.tiles import Tile
 from cuagent.expert.streaming.expressions import identifier
 
 
-def render(name: str, conv: Convolution, dtype_of: Callable[[str], str], precision: str) -> str:
+def render(
+    name: str,
+    conv: Convolution,
+    dtype_of: Callable[[str], str],
+    precision: str,
+    parts: Mapping[str, Part],
+) -> str:
     """Return the text of the Triton kernel; `precision` is that of `tl.dot` for float32
-    operands.
+    operands. `parts` is as in `Graph`.
     """
     outputs = [f"{identifier(n)}_out" for n in conv.outputs]
     arguments = ", ".join([*outputs, *(pointer(n) for n in conv.tensors)])
@@ -68,7 +75,7 @@ def render(name: str, conv: Convolution, dtype_of: Callable[[str], str], precisi
         ),
         *(pooled(conv, conv.pool) if conv.pool else []),
         *(tile_sums(conv, conv.partials) if conv.partials else []),
-        *stores(conv, dtype_of),
+        *stores(conv, dtype_of, parts),
     ]
     return "\n".join(lines)
 

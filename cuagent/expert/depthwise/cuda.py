@@ -15,7 +15,7 @@ import math
 
 from cuagent.expert.anchored.values import address
 from cuagent.expert.depthwise.match import DepthwiseText, place
-from cuagent.expert.graph.graph import ITEM_BYTES, Kind, Window, contiguous_strides
+from cuagent.expert.graph.graph import ITEM_BYTES, Kind, Window
 from cuagent.expert.kernel import KernelCall, Request, cuda_call
 from cuagent.expert.streaming.cuda_text import headers_of
 from cuagent.expert.streaming.expressions import computed_type, identifier
@@ -280,8 +280,8 @@ class _Depthwise(DepthwiseText):
             w(f"{identifier(name)}_vector[j3] = {self.values.at(name, index)};")
         w.close()
         self.values.fresh()
-        target = address(self.index(), contiguous_strides(self.shape), 0)
         for name in outputs:
+            target = address(self.index(), self.request.graph.strides(name), 0)
             w(f"store_vector({identifier(name)}_out + {target}, {identifier(name)}_vector);")
 
 

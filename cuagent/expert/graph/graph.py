@@ -211,6 +211,21 @@ class Node:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Location of a value in the memory of a concatenation, in elements."""
+
+    owner: str
+    """Name of the concatenation (`Graph.parts` has it too, with offset 0)."""
+    offset: int
+    strides: tuple[int, ...]
+
+
+JOIN = "torch.cat("
+"""Start of the text of a library call that concatenates. With `dims`, kernels may write its
+arguments into its memory (`Graph.parts`)."""
+
+
+@dataclass(frozen=True)
 class Graph:
     """A captured computation. `inputs` maps the names of input nodes to expressions over forward's
     arguments."""
@@ -223,6 +238,8 @@ class Graph:
     orders: tuple[tuple[int, ...], ...] = ()
     """Memory order of the dimensions of each output in the reference's result; () if all outputs
     are contiguous."""
+    parts: dict[str, Part] = field(default_factory=dict)
+    """Location of each value that is in the memory of a concatenation; others have their own."""
 
     def node(self, name: str) -> Node:
         return self._index[name]
@@ -246,6 +263,11 @@ class Graph:
                     cached[name].append(node)
             object.__setattr__(self, "_users_by_name", cached)
         return cached
+
+    def strides(self, name: str) -> tuple[int, ...]:
+        """Return the strides of a value that is no view, in elements."""
+        part = self.parts.get(name)
+        return part.strides if part else contiguous_strides(self.node(name).shape)
 
     def owner(self, name: str) -> str:
         """Return the value whose memory a view, a slice or a window reads; `name` if it is none."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from cuagent.expert.einsums.contraction import Einsum
 from cuagent.expert.graph.graph import (
+    JOIN,
     Graph,
     Kind,
     Node,
@@ -185,6 +186,8 @@ class _Layouts:
 
     def _placed(self, node: Node) -> tuple[str, Order]:
         match node.kind:
+            case Kind.LIBRARY if node.op.startswith(JOIN) and node.dims:
+                return self._join(node)
             case Kind.INPUT | Kind.LIBRARY:
                 return self._given(node)
             case Kind.POINTWISE:
@@ -218,6 +221,16 @@ class _Layouts:
         """Return `node` with arguments whose dimensions are in the order of the old graph."""
         args = tuple(self._to(a, ()) if isinstance(a, str) else a for a in node.args)
         return replace(node, args=args)
+
+    def _join(self, node: Node) -> tuple[str, Order]:
+        """Add a concatenation in the order of its largest argument."""
+        largest = max(node.inputs, key=lambda name: self.graph.node(name).size)
+        order, (dim,) = self.known[largest][1], node.dims
+        args = tuple(self._to(name, order) for name in node.inputs)
+        to = order.index(dim) if order else dim
+        op = node.op.replace(f"), {dim})", f"), {to})")
+        shape = permuted(node.shape, order)
+        return self._add(replace(node, op=op, args=args, shape=shape, dims=(to,))), order
 
     def _given(self, node: Node) -> tuple[str, Order]:
         node, order = self._in_order(node), node.order

@@ -32,6 +32,9 @@ class Lowering:
     origin: str = ""
     """Name of the captured operator that is being lowered."""
     origins: set[str] = field(default_factory=set)
+    joins: frozenset[str] | None = None
+    """Names of the concatenations of convolutions that become choices by index; the others stay
+    calls, whose arguments kernels write in place (`joins`). None: all become choices."""
     layouts: bool = False
     """True if some values have permuted dimensions in memory; `graph.layouts` then changes the
     finished graph."""

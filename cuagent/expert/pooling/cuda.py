@@ -36,7 +36,14 @@ class _Pool(PoolText):
         given = math.prod(
             self.sides[k].extent if k in self.sides else n for k, n in enumerate(self.shape)
         )
-        self.integer = "long" if max(given, self.anchor.size) >= 1 << 30 else "int"
+        reach = max(given, self.anchor.size, *map(self._reach, request.group.outputs))
+        self.integer = "long" if reach >= 1 << 30 else "int"
+
+    def _reach(self, name: str) -> int:
+        """Return the largest index at which an output is written."""
+        graph = self.request.graph
+        pairs = zip(graph.node(name).shape, graph.strides(name), strict=True)
+        return sum((n - 1) * s for n, s in pairs)
 
     def text(self) -> str:
         w, name = self.w, self.request.name

@@ -22,7 +22,7 @@ EXPRESSIONS = {
     "gelu": "gelu_of_element({0})",
     "gelu_tanh": "gelu_tanh_of_element({0})",
     "softplus": "softplus_of_element({0})",
-    "mish": "{0} * libdevice.tanh(tl.where({0} > 20.0, {0}, libdevice.log1p(tl.exp({0}))))",
+    "mish": "mish_of_element({0})",
     "elu": "tl.where({0} > 0, {0}, {1} * libdevice.expm1({0}))",
     "selu": (
         "1.0507009873554805 * tl.where({0} > 0, {0}, 1.6732632423543772 * libdevice.expm1({0}))"
@@ -105,6 +105,14 @@ def softplus_of_element(x):
     q = q * t - 0.499999024
     q = q * t + 0.999999995
     return tl.where(x > 0, x, 0.0) + t * q
+''',
+    "mish_of_element": '''
+@triton.jit
+def mish_of_element(x):
+    """Return x tanh(log(1 + e^x)), as in pointwise_cuda.h: within 3 ulp of |x|."""
+    e = tl.exp(tl.where(x > 20.0, 20.0, x))
+    n = e * (e + 2.0)
+    return x * (n / (n + 2.0))
 ''',
 }
 """Texts of the Triton functions that expressions call, by name."""

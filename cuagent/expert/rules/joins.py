@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from cuagent.expert.graph.graph import Kind, Node, Operand, Shape
+from cuagent.expert.graph.graph import JOIN, Kind, Node, Operand, Shape
 from cuagent.expert.graph.lowering import (
     Lowering,
     argument,
@@ -34,12 +34,16 @@ PRODUCTS = {"linear", "matmul", "mm", "bmm", "addmm", "conv1d", "conv2d", "conv3
 def cat(low: Lowering, fx: Any) -> str | None:
     parts = [operand(low, part) for part in fx.args[0]]
     names = [part for part in parts if isinstance(part, str)]
-    if not floating(fx) or len(names) != len(parts) or not 2 <= len(parts) <= MAX_PARTS:
+    if not floating(fx) or len(names) != len(parts) or len(parts) < 2:
         return None
     if any(dtype_of(part) != dtype_of(fx) for part in fx.args[0]):
         return None
     shape = shape_of(fx)
     dim = argument(fx, 1, "dim", 0) % len(shape)
+    if _may_be_written_in_place(low, fx, names):
+        return in_place(low, names, dim, shape, dtype_of(fx))
+    if len(parts) > MAX_PARTS:
+        return None
     if "stack" in str(fx.target):
         names = [_raised(low, part, dim) for part in names]
     if any(len(low.shape(part)) != len(shape) for part in names):
@@ -68,6 +72,47 @@ def _scan_beside_zeros(low: Lowering, fx: Any, names: list[str], dim: int) -> No
     zeros = all((n.kind, n.op, n.args) == (Kind.POINTWISE, "cast", (0.0,)) for n in nodes)
     first = last.name == names[0]
     return last if zeros and last.spec.reverse == first and len(part.users) == 1 else None
+
+
+def _may_be_written_in_place(low: Lowering, fx: Any, names: Sequence[str]) -> bool:
+    """Return True for different parts of which a convolution computes at least one."""
+    if low.joins is None or low.origin in low.joins or "stack" in str(fx.target):
+        return False
+    ranks = {len(low.shape(name)) for name in names}
+    images = ranks == {len(shape_of(fx))} and len(shape_of(fx)) > 2
+    return images and len(set(names)) == len(names) and _convolved(low, names)
+
+
+def _convolved(low: Lowering, names: Sequence[str]) -> bool:
+    """Return True if elementwise operations compute one of the values from a convolution's
+    result, or from a concatenation of such values."""
+    stack, seen = list(names), set(names)
+    while stack:
+        node = low.by_name[stack.pop()]
+        if node.op.startswith(("F.conv", JOIN)):
+            return True
+        if node.kind in (Kind.POINTWISE, Kind.POOL):
+            new = {a for a in node.inputs if len(low.shape(a)) == len(node.shape)} - seen
+            stack += new
+            seen |= new
+    return False
+
+
+def in_place(low: Lowering, names: Sequence[str], dim: int, shape: Shape, dtype: str) -> str:
+    """Add a concatenation whose parts kernels may write into its memory."""
+    words = ", ".join(f"{{{k}}}" for k in range(len(names)))
+    return low.add(
+        Node(
+            low.origin,
+            Kind.LIBRARY,
+            f"{JOIN}({words}), {dim}).contiguous()",
+            tuple(names),
+            shape,
+            dtype,
+            dims=(dim,),
+            origin=low.origin,
+        )
+    )
 
 
 def _raised(low: Lowering, name: str, dim: int) -> str:

@@ -78,7 +78,7 @@ class _Kernel(MapSchedule, StagedRowSchedule, ColumnSchedule, SplitSchedules, Ke
         super().__init__(request.name, nest, request.title, plan)
         self.vector, self.column_rows = width, column_rows
         self.threads, self.items = threads, items
-        if max(a.offset + group.size for a in accesses) >= 1 << 30:
+        if max(max(a.offset + group.size, _reach(nest, a)) for a in accesses) >= 1 << 30:
             self.integer = "long"
         self._stage()
         innermost = group.reduced and not column_rows and not self.staged
@@ -117,6 +117,12 @@ class _Kernel(MapSchedule, StagedRowSchedule, ColumnSchedule, SplitSchedules, Ke
         else:
             self._rows()
         return "\n".join(without_unused(w.lines)) + "\n"
+
+
+def _reach(nest: Nest, access: Access) -> int:
+    """Return the largest index that an access without a gather reads or writes."""
+    ends = (d.extent - 1 for d in nest.dimensions)
+    return access.offset + sum(n * s for n, s in zip(ends, access.strides, strict=True))
 
 
 def vector_width(extent: int, accesses: Sequence[Access]) -> int:

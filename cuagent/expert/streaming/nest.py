@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from cuagent.expert.graph.graph import Graph, Kind, Node, Shape, contiguous_strides
+from cuagent.expert.graph.graph import Graph, Kind, Node, Shape, contiguous_strides, reshaped
 from cuagent.expert.streaming.group import Group, levels_of
 from cuagent.expert.streaming.places import merged_spans, overlapping
 
@@ -146,9 +146,7 @@ def nest_of(group: Group, graph: Graph) -> Nest:
         if arg not in group.places
     }
     writes = {
-        name: _Placed(
-            name, graph.node(name).dtype, _axes(graph.node(name).shape, group.places[name])
-        )
+        name: _Placed(name, graph.node(name).dtype, _written(graph, name, group.places[name]))
         for name in group.outputs
     }
     indices: dict[Key, _Placed] = {key: p.index for key, p in reads.items() if p.index}
@@ -318,7 +316,12 @@ def storage(graph: Graph, node: Node) -> tuple[Node, tuple[int, ...], int]:
     if base.kind in WITHOUT_STRIDES:
         raise NestError(f"{node.name} is read through {base.name}, a {base.kind.value}")
     if base.kind is not Kind.STRIDED:
-        return base, contiguous_strides(node.shape), 0
+        if base is node or base.name not in graph.parts:
+            return base, graph.strides(node.name), 0
+        place = reshaped(base.shape, graph.strides(base.name), node.shape)
+        if place is None:
+            raise NestError(f"{node.name} reshapes a part of a concatenation")
+        return base, place, 0
     if base is not node:
         raise NestError(f"{node.name} reshapes the strided slice {base.name}")
     owner = graph.node(base.inputs[0])
@@ -326,11 +329,13 @@ def storage(graph: Graph, node: Node) -> tuple[Node, tuple[int, ...], int]:
         owner = graph.node(owner.inputs[0])
     if owner.kind is Kind.STRIDED or owner.kind in WITHOUT_STRIDES:
         raise NestError(f"{node.name} is a slice of a strided slice")
+    if graph.strides(owner.name) != contiguous_strides(owner.shape):
+        raise NestError(f"{node.name} is a slice of a part of a concatenation")
     return owner, base.strides, base.offset
 
 
-def _axes(shape: Shape, place: tuple[int, ...]) -> tuple[Axis, ...]:
-    axes = zip(place, shape, contiguous_strides(shape), strict=True)
+def _written(graph: Graph, name: str, place: tuple[int, ...]) -> tuple[Axis, ...]:
+    axes = zip(place, graph.node(name).shape, graph.strides(name), strict=True)
     return _runs((d, n, t) for d, n, t in axes if n > 1)
 
 

@@ -106,7 +106,12 @@ POINTWISE float gelu_tanh(float x) {
 }
 POINTWISE float softplus(float x) { return x > 20.f ? x : log1pf(expf(x)); }
 POINTWISE float log_sigmoid(float x) { return fminf(x, 0.f) - log1pf(expf(-fabsf(x))); }
-POINTWISE float mish(float x) { return x * tanhf(softplus(x)); }
+// tanh(log(1 + e)) = n / (n + 2) with n = e (e + 2). Above 20 it is 1; NaN stays NaN.
+POINTWISE float mish(float x) {
+  const float e = expf(x > 20.f ? 20.f : x);
+  const float n = e * (e + 2.f);
+  return x * __fdividef(n, n + 2.f);
+}
 POINTWISE float elu(float x, float alpha) { return x > 0.f ? x : alpha * expm1f(x); }
 POINTWISE float selu(float x) { return 1.05070098f * elu(x, 1.67326324f); }
 POINTWISE float leaky_relu(float x, float slope) { return x > 0.f ? x : x * slope; }

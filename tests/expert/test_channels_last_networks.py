@@ -1,0 +1,85 @@
+"""Networks whose convolutions are left to the library keep all values in channels-last layout."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cuagent.expert.candidate import Options, make_candidate
+from cuagent.expert.capture.subject import Target, open_subject
+from cuagent.task import load_task
+
+HOPPER = Target("cuda", (9, 0), 132, tf32_convolutions=True)
+TASK = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.n = nn.Conv2d(3, 8, 7, stride=2, padding=3, bias=False), nn.BatchNorm2d(8)
+        self.b = nn.ModuleList([nn.Conv2d(8, 8, 3, padding=1) for _ in range({count})])
+        self.c, self.d = nn.Conv2d(16, 12, 1), nn.Linear({features}, 5)
+        for p in self.parameters():
+            p.data += 0.1 * torch.randn(p.shape)
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.n(self.a(x))), 3, 2, 1)
+        for b in self.b:
+            {layer}
+        x = F.gelu(self.c(torch.cat([x, F.avg_pool2d(x, 3, 1, 1)], 1)))
+        return {end}
+def get_inputs(): return [torch.randn(2, 3, 20, 28)]
+def get_init_inputs(): return []
+"""
+RESIDUAL = "x = F.relu(b(x) + x)"
+SHORT = "x = b(x)"
+POOLED = ("self.d(x.mean((2, 3)))", 12)
+FLAT = ("self.d(x.flatten(1))", 12 * 5 * 7)
+PLANES = ("x, self.d(x.amax((2, 3)))", 12)
+
+
+def made(path, layer: str, end: tuple[str, int], target=HOPPER, count: int = 3, options=None):
+    text = TASK.format(layer=layer, end=end[0], features=end[1], count=count)
+    (path / "task.py").write_text(text)
+    subject = replace(open_subject(load_task(f"{path / 'task.py'}:Model")), target=target)
+    return make_candidate(subject, options or Options())
+
+
+def count_last(candidate) -> int:
+    return str(candidate.files["model_new.py"]).count("torch.permute(F.conv2d(")
+
+
+def test_all_convolutions_are_channels_last(tmp_path):
+    candidate = made(tmp_path, RESIDUAL, POOLED)
+    assert count_last(candidate) == candidate.library_convolutions == candidate.convolutions == 5
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"target": replace(HOPPER, tf32_convolutions=False)},
+        {"count": 1},
+        {"options": Options(convolutions="library")},
+        {"options": Options(convolutions="every")},
+    ],
+)
+def test_layout_stays_otherwise(tmp_path, change):
+    assert count_last(made(tmp_path, RESIDUAL, POOLED, **change)) == 0
+
+
+def test_network_of_own_kernels_keeps_its_layout(tmp_path, monkeypatch):
+    from cuagent.expert.convolutions import qualify
+
+    monkeypatch.setattr(qualify, "LEAST_OPERATIONS", 0)
+    monkeypatch.setattr(qualify, "LEAST_OCCUPIED", 0)
+    assert count_last(made(tmp_path, RESIDUAL, POOLED)) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layer", [RESIDUAL, SHORT])
+@pytest.mark.parametrize("end", [POOLED, FLAT, PLANES])
+def test_network_agrees_with_fp64(tmp_path, interpreted, layer, end):
+    candidate = made(tmp_path, layer, end)
+    assert count_last(candidate) == 5
+    interpreted(candidate)
