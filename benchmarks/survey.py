@@ -180,9 +180,11 @@ def _until_it_fits(make: Callable[[], Any]) -> Any:
     for _ in range(MEMORY_TRIES):
         try:
             return make()
-        except torch.cuda.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            time.sleep(2)
+        except RuntimeError as error:  # libraries do not raise OutOfMemoryError
+            if "out of memory" not in str(error):
+                raise
+        torch.cuda.empty_cache()
+        time.sleep(2)
     return make()
 
 

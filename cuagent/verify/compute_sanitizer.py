@@ -212,7 +212,13 @@ def read(tool: str, status: int | None, text: str, own: Collection[str]) -> Repo
     """
     if status is None:
         return Report(tool, Outcome.UNKNOWN, "exceeded its time limit")
-    if status == FOUND and tool == "racecheck" and INTERNAL in text and not _RACE.search(text):
+    printed = "\n".join(_lines_of_tool(text))
+    if (
+        status == FOUND
+        and INTERNAL in printed
+        and tool == "racecheck"
+        and not _RACE.search(printed)
+    ):
         return Report(tool, Outcome.UNKNOWN, _shown(text))
     if status == FOUND:
         named = not set(own).isdisjoint(re.findall(r"\w+", text))
@@ -229,6 +235,12 @@ def _shown(text: str) -> str:
     """Return the findings in the text without compute-sanitizer's line prefixes; else its last
     lines.
     """
-    found = [line.removeprefix("=========").strip() for line in text.splitlines() if "====" in line]
+    found = [line.removeprefix("=========").strip() for line in _lines_of_tool(text)]
     lines = [line for line in found if line and line != "COMPUTE-SANITIZER"]
     return "\n".join(lines[:MAX_LINES] or text.splitlines()[-MAX_LINES:])
+
+
+def _lines_of_tool(text: str) -> list[str]:
+    """Return the lines that compute-sanitizer printed; the others are the program's, such as a
+    stack trace after an error of the tool."""
+    return [line for line in text.splitlines() if "====" in line]

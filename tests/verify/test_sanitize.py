@@ -469,7 +469,9 @@ ENDLESS_ON_ALL_ROWS = "test $WHOLE = 1 && sleep 600"
 def test_race_check_stops_if_the_tool_itself_failed_on_few_rows(
     tool: Path, referee: Referee, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failed = f'test $WHOLE = 0 && echo "{INTERNAL}" && exit 99; {ENDLESS_ON_ALL_ROWS}'
+    trace = "frame 3: a race between handlers in relu_kernel"
+    failed = f'test $WHOLE = 0 && echo "{INTERNAL}" && echo "{trace}" && exit 99'
+    failed += f"; {ENDLESS_ON_ALL_ROWS}"
     found, *_ = on_few_rows(tool, referee, monkeypatch, stand_in(failed), CALLED, budget_s=300.0)
     assert found.reports[1].outcome is Outcome.UNKNOWN
     assert "Internal Sanitizer Error" in found.reports[1].text
