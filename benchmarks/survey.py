@@ -209,14 +209,22 @@ def _candidates(path: Path, folder: Path, arms: dict[str, Any]) -> Iterator[tupl
     options = {
         "own": Options(), "own last": Options(convolutions="channels_last"),
         "own library": Options(convolutions="library"), "own every": Options(convolutions="every"),
+        "own tf32": Options(tf32_few_channels=True),
+        "own attention": Options(own_attention=True),
+        "own attention 2": Options(own_attention=True, tiles=1),
+        "own attention 3": Options(own_attention=True, tiles=2),
     }  # fmt: skip
     subject = _until_it_fits(lambda: open_subject(load_task(f"{path}:Model", device="cuda")))
     seen: list[dict[str, str]] = []
+    attends = False
     for name, chosen in options.items():
+        if "attention" in name and not attends:
+            continue
         try:
             made = make_candidate(subject, chosen)
             if made is None or made.files in seen:
                 continue
+            attends = attends or "attention(" in made.files["model_new.py"]
             seen.append(made.files)
             own = folder / re.sub(r"\W", "_", name)
             for file, content in made.files.items():
