@@ -1,22 +1,24 @@
 """Time the expert's candidates of many problems next to every way that torch offers, on GPUs.
 
-    python benchmarks/survey.py FOLDER --levels 2,3 [--problems LIST] [--gpus N] [--jobs N]
-        [--seconds S] [--json FILE]
+    python benchmarks/survey.py FOLDER --levels 2,3 [--problems LIST] [--dtype bfloat16]
+        [--gpus N] [--jobs N] [--seconds S] [--json FILE]
 
-FOLDER has problems in the format of KernelBench, in folders `level1` to `level3`. Each problem is a
-process; `--jobs` of them share a GPU, and one is timed at the same time, while others may compile.
-So a figure is the lower quartile of alternating rounds, by CUDA events around one call after a
-flush of the L2 cache. Arms are eager and the default torch.compile, both also with cudnn.benchmark
-and in channels-last layout, compiled code in a CUDA graph, and candidates with different options,
-also in a CUDA graph. A graph replays without copies of inputs, so it is a bound and not an offer.
-Errors are relative to eager's output. The program prints the fastest arm of both sides with its
-longest kernels; the file has all. There is no verdict and no search: it shows where to work.
+FOLDER has problems in the format of KernelBench, in folders `level1` to `level3`. `--dtype`
+converts each module and its inputs. Each problem is a process; `--jobs` of them share a GPU, and
+one is timed at the same time, while others may compile. So a figure is the lower quartile of
+alternating rounds, by CUDA events around one call after a flush of the L2 cache. Arms are eager and
+the default torch.compile, both also with cudnn.benchmark and with channels-last weights, compiled
+code in a CUDA graph, and candidates with different options, also in a CUDA graph. A graph replays
+without copies of inputs, so it is a bound and not an offer. Errors are relative to eager's output.
+The program prints the fastest arm of both sides with its longest kernels; the file has all. There
+is no verdict and no search: it shows where to work.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import inspect
 import json
 import os
 import re
@@ -39,6 +41,26 @@ FLUSH_BYTES = 192 << 20
 MEMORY_TRIES = 40
 """Tries to allocate, 2 s apart, while other problems use the GPU's memory."""
 
+CONVERTED = """
+
+_float32_inputs = get_inputs
+
+
+class Converted(Model):
+    def __init__({parameters}):
+        super().__init__({arguments})
+        self.to(torch.{dtype})
+
+
+def get_inputs():
+    return [
+        t.to(torch.{dtype}) if torch.is_tensor(t) and t.is_floating_point() else t
+        for t in _float32_inputs()
+    ]
+"""
+"""Text behind a problem's, with a module and inputs of another dtype. The module has a name of its
+own, because the problem's text calls `super(Model, self)`."""
+
 Call = Callable[..., Any]
 
 
@@ -48,6 +70,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--levels", default="1,2,3")
     parser.add_argument("--problems", default="", help="such as 2/20,3/14; all if not given")
+    parser.add_argument("--dtype", default="float32")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=10, help="processes for each GPU")
     parser.add_argument("--seconds", type=float, default=600)
@@ -55,7 +78,7 @@ def main() -> None:
     parser.add_argument("--one", action="store_true", help="measure the problem here")
     given = parser.parse_args()
     if given.one:
-        print(json.dumps(measured(given.folder)), flush=True)
+        print(json.dumps(measured(given.folder, given.dtype)), flush=True)
         return
     waiting = [p for level in given.levels.split(",") for p in _problems(given.folder, level)]
     if given.problems:
@@ -86,7 +109,7 @@ def _run_all(waiting: list[Path], given: argparse.Namespace, folder: Path) -> No
                 "TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1",
             }  # fmt: skip
             out = (folder / f"{_name(path).replace('/', '_')}.out").open("w+")
-            command = [sys.executable, __file__, "--one", str(path)]
+            command = [sys.executable, __file__, "--one", str(path), "--dtype", given.dtype]
             running[path] = (
                 gpu,
                 subprocess.Popen(
@@ -146,15 +169,18 @@ def _lines(name: str, found: dict[str, Any]) -> list[str]:
     return lines
 
 
-def measured(path: Path) -> dict[str, Any]:
+def measured(path: Path, dtype: str) -> dict[str, Any]:
     """Time all arms of one problem in this process; return the figures of each arm."""
     begun = time.monotonic()
     record: dict[str, Any] = {"title": path.stem, "arms": {}}
     arms = record["arms"]
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        made = dict(_candidates(path, Path(folder), arms))
+        entry = "Model"
+        if dtype != "float32":
+            path, entry = _converted(path, dtype, Path(folder)), "Converted"
+        made = dict(_candidates(path, entry, Path(folder), arms))
         module = import_file(path)
-        model, inputs = _until_it_fits(lambda: _model_and_inputs(module))
+        model, inputs = _until_it_fits(lambda: _model_and_inputs(module, entry))
         calls: dict[str, tuple[Call, Any, bool]] = {}
         for name, (call, given) in _opponents(model, inputs).items():
             calls[name] = call, given, False
@@ -169,10 +195,26 @@ def measured(path: Path) -> dict[str, Any]:
     return record
 
 
-def _model_and_inputs(module: Any) -> tuple[torch.nn.Module, list[Any]]:
+def _converted(path: Path, dtype: str, folder: Path) -> Path:
+    """Write a task file whose module and inputs are those of `path` in another dtype."""
+    signature = inspect.signature(import_file(path).Model)
+    target = folder / path.name
+    target.write_text(
+        path.read_text("utf-8")
+        + CONVERTED.format(
+            parameters=", ".join(["self", *map(str, signature.parameters.values())]),
+            arguments=", ".join(signature.parameters),
+            dtype=dtype,
+        ),
+        encoding="utf-8",
+    )
+    return target
+
+
+def _model_and_inputs(module: Any, entry: str) -> tuple[torch.nn.Module, list[Any]]:
     with torch.device("cuda"):
         torch.manual_seed(0)
-        model = module.Model(*module.get_init_inputs()).eval().cuda()
+        model = getattr(module, entry)(*module.get_init_inputs()).eval().cuda()
         return model, [t.cuda() if torch.is_tensor(t) else t for t in module.get_inputs()]
 
 
@@ -200,7 +242,9 @@ def _opponents(model: torch.nn.Module, inputs: list[Any]) -> dict[str, tuple[Cal
     return found
 
 
-def _candidates(path: Path, folder: Path, arms: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _candidates(
+    path: Path, entry: str, folder: Path, arms: dict[str, Any]
+) -> Iterator[tuple[str, Any]]:
     """Yield the name and the imported module of each candidate; texts are different."""
     from cuagent.expert.candidate import Options, make_candidate
     from cuagent.expert.capture.subject import open_subject
@@ -214,7 +258,7 @@ def _candidates(path: Path, folder: Path, arms: dict[str, Any]) -> Iterator[tupl
         "own attention 2": Options(own_attention=True, tiles=1),
         "own attention 3": Options(own_attention=True, tiles=2),
     }  # fmt: skip
-    subject = _until_it_fits(lambda: open_subject(load_task(f"{path}:Model", device="cuda")))
+    subject = _until_it_fits(lambda: open_subject(load_task(f"{path}:{entry}", device="cuda")))
     seen: list[dict[str, str]] = []
     attends = False
     for name, chosen in options.items():
