@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +14,15 @@ from importing import imported  # type: ignore[import-not-found]
 from cuagent.expert.candidate import Candidate, Options, make_candidate
 from cuagent.expert.capture.subject import Target, open_subject
 from cuagent.task import load_task
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_export() -> Iterator[None]:
+    from quick_export import quick_overrides
+
+    with pytest.MonkeyPatch.context() as patch:
+        quick_overrides(patch)
+        yield
 
 
 @pytest.fixture

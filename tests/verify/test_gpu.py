@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -187,17 +188,27 @@ def sanitized(referee: Referee, kernel: str) -> tuple[Report, ...]:
 
 
 def test_verdicts_leave_no_gpu_memory(referee: Referee) -> None:
-    import torch
-
     def lost() -> int:
-        before = torch.cuda.mem_get_info()[0]
+        before = settled_memory()
         for _ in range(5):
             judge(referee)
-        return before - torch.cuda.mem_get_info()[0]
+        return before - settled_memory()
 
     judge(referee)
-    # Others may use the device meanwhile, but memory that we leave would show each time.
-    assert min(lost() for _ in range(3)) < 64 << 20
+    # Memory that we leave would show each time, that of others only while they start.
+    assert any(lost() < 64 << 20 for _ in range(10))
+
+
+def settled_memory() -> int:
+    """Return the free bytes of the device when they have not changed for a second, or after half a
+    minute: other processes may use the device."""
+    import torch
+
+    samples = [torch.cuda.mem_get_info()[0]]
+    while len(samples) < 60 and samples[-3:] != [samples[-1]] * 3:
+        time.sleep(0.5)
+        samples.append(torch.cuda.mem_get_info()[0])
+    return samples[-1]
 
 
 def test_referee_releases_memory_for_a_large_task(

@@ -379,6 +379,8 @@ def test_folder_that_cannot_be_removed_does_not_stop_the_check(
     rows = referee.facts.layouts.inputs.leaves[0].shape[0]
     found = checked(tool, referee, f"assert len(x) == {rows}; return self.honest(x)")
     assert {r.outcome for r in found.reports} == {Outcome.CLEAN}
+    for left in referee.folder.glob("sanitize-*"):
+        plain(left)
 
 
 def on_few_rows(
