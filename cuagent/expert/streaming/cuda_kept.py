@@ -21,8 +21,9 @@ from cuagent.expert.streaming.extreme_places import PLACE
 from cuagent.expert.streaming.nest import Access, Nest
 from cuagent.expert.streaming.stages import Plan, Stage
 
-CLUSTERS = (1, 2, 4, 8)
-"""Cluster sizes, in blocks, that every GPU with clusters can run."""
+CLUSTERS = (1, 2, 4, 8, 16)
+PORTABLE = 8
+"""Largest cluster, in blocks, that every GPU with clusters runs without a special permission."""
 BLOCK_THREADS = (256, 512, 1024)
 SHARED_OF_SM, SHARED_OF_BLOCK = 228 << 10, 226 << 10
 """Shared memory in bytes of a multiprocessor, and the largest dynamic part of a block's."""
@@ -70,7 +71,9 @@ def layout(vectors: int, least: int, bytes_of_vector: int) -> KeptLayout | None:
     does not fit into a cluster.
 
     Several blocks on a multiprocessor are better, because one then computes while another waits
-    for memory. A larger cluster waits longer at its barriers.
+    for memory. A larger cluster waits longer at its barriers. The weights were fitted to times of
+    10 layouts on an H200 (docs/research/log.md). A cluster of 16 blocks needs no more than the 8
+    multiprocessors of a portable one, because at least two of its blocks run on each.
     """
     found = []
     for cluster in CLUSTERS:
@@ -80,9 +83,11 @@ def layout(vectors: int, least: int, bytes_of_vector: int) -> KeptLayout | None:
             if size > SHARED_OF_BLOCK:
                 continue
             resident = min(SHARED_OF_SM // size, THREADS_OF_SM // threads)
+            if cluster > PORTABLE and resident < 2:
+                continue
             waste = items * cluster * threads / vectors
-            cost = waste * (1 + 0.6 / resident + 0.12 * math.log2(cluster))
-            cost *= 1 + 256 / (resident * threads)
+            cost = waste * (1 + 0.7 / resident + 0.18 * math.log2(cluster))
+            cost *= 1 + (192 / (resident * threads)) ** 2
             full = least // (cluster * threads)
             found.append((cost, KeptLayout(cluster, threads, resident, full, items)))
     return min(found, key=lambda pair: pair[0])[1] if found else None
@@ -237,7 +242,8 @@ class KeptRowSchedule(CudaText):
         w.close()
         size = _sixteenths(self.kept_bytes * (slots + edges)) * 16
         launch = self._launch(str(group.rows * kept.cluster), str(kept.threads), shared=size)
-        self._launcher([f"allow_shared({self.name}_device, {size});", launch])
+        larger = [f"allow_cluster({self.name}_device);"] if kept.cluster > PORTABLE else []
+        self._launcher([*larger, f"allow_shared({self.name}_device, {size});", launch])
 
     def _most_edges(self) -> int:
         """Return the number of elements for which a row has room before and behind its vectors."""
