@@ -92,11 +92,11 @@ class _Kernel(
             self.integer = "long"
         self._stage()
         innermost = group.reduced and not column_rows and not self.staged
-        usable = innermost and request.vector and not request.threads
-        if request.clusters and usable:
-            self._keep(width)
-        if usable and not self.kept:
-            self._slice()
+        if innermost and request.vector and not request.threads:
+            if request.clusters:
+                self._keep(width)
+            if not self.kept:
+                self._slice()
 
     def headers(self) -> tuple[str, ...]:
         """Return the names of the headers that the source includes."""
