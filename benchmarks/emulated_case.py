@@ -48,11 +48,15 @@ THRESHOLDS: dict[str, int | float] = {
     "products.match.LEAST_SPLIT_DEPTH": 64,
     "products.match.LEAST_OCCUPIED": 0,
     "products.operands.LEAST_REUSE": 48,
+    "streaming.cuda_sliced.LEAST_COLUMNS": 512,
     "streaming.cuda_map.AHEAD_SIZE": 0,
 }
 """Thresholds of the planner for sizes, by their place in `cuagent.expert`, and values that reduced
 tasks exceed."""
-OF_EVEN: dict[str, int | float] = {"products.halves.LEAST_IN_BLOCKS": 0}
+OF_EVEN: dict[str, int | float] = {
+    "products.halves.LEAST_IN_BLOCKS": 0,
+    "streaming.cuda_kept.LEAST_COLUMNS": 512,
+}
 """Further thresholds for even sizes; odd ones test the other path."""
 
 

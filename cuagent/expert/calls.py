@@ -37,7 +37,7 @@ def group_call(
         options.tile,
         options.threads,
         options.vector,
-        clusters=target.capability >= (9, 0),
+        clusters=(9, 0) <= target.capability < (12, 0),
     )
     return generate(target.device, request)
 

@@ -61,7 +61,8 @@ class Request:
     vector: bool = True
     """CUDA: true to use 16-byte accesses if the shape allows them."""
     clusters: bool = False
-    """CUDA: true if the GPU has clusters of blocks."""
+    """CUDA: true if the GPU has clusters of blocks, and 228 KB of shared memory in each
+    multiprocessor, which GPUs of compute capability 12 have not."""
     rebased: bool = False
     """CPU: true if the launcher is called with pointers to the first elements that it reads
     (`KernelCall.offsets`)."""

@@ -58,6 +58,8 @@ def assert_agrees(
     with torch.no_grad():
         expected = list(modules.leaves(reference(*inputs)))
         got = list(modules.leaves(new(*inputs)))
+        if device == "cuda":
+            torch.cuda.synchronize()  # Faults of the candidate's kernels show here.
         exact = copy.deepcopy(reference).double()(*modules.mapped(to_fp64, inputs))
     assert list(map(repr, modules.leaves(inputs))) == list(map(repr, modules.leaves(before)))
     for a, b, right in zip(expected, got, modules.leaves(exact), strict=True):

@@ -150,6 +150,8 @@ static void cluster_wait() { wait_at(cluster); }
 enum { cudaFuncAttributeMaxDynamicSharedMemorySize };
 template <class Kernel>
 static void allow_shared(Kernel*, int) {}
+template <class Kernel>
+static void allow_cluster(Kernel*) {}
 
 static void run_thread() {
   thread_body(thread_arguments);

@@ -37,7 +37,7 @@ def generated(candidate) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cluster", [1, 4])
+@pytest.mark.parametrize("cluster", [1, 4, 16])
 @pytest.mark.parametrize("name", TASKS)
 def test_emulated_kept_rows_agree_with_reference(tmp_path, monkeypatch, name, cluster):
     monkeypatch.setattr(cuda_kept, "LEAST_COLUMNS", 0)
@@ -48,6 +48,7 @@ def test_emulated_kept_rows_agree_with_reference(tmp_path, monkeypatch, name, cl
     candidate = emulated_cuda.check(tmp_path, monkeypatch, text, Options(), HOPPER)
     assert "allow_shared" in generated(candidate)
     assert ("store_remote" in generated(candidate)) == (cluster > 1)
+    assert ("allow_cluster" in generated(candidate)) == (cluster > 8)
 
 
 def test_rows_are_kept_where_the_gpu_has_clusters(generate):
@@ -55,10 +56,22 @@ def test_rows_are_kept_where_the_gpu_has_clusters(generate):
     assert "allow_shared" in generated(generate(text, HOPPER))
     for target, options in (
         (Target("cuda", (8, 0), 108), Options()),
+        (Target("cuda", (12, 0), 170), Options()),
         (HOPPER, Options(threads=256)),
         (HOPPER, Options(vector=False)),
     ):
         assert "allow_shared" not in generated(generate(text, target, options))
+
+
+@pytest.mark.parametrize(
+    ("vectors", "cluster", "threads"),
+    [(98304, 16, 512), (65536, 16, 512), (16384, 4, 512)],
+    ids=["1.5 MB", "1 MB", "256 KB"],
+)
+def test_layouts_are_those_that_were_fast_on_an_h200(vectors, cluster, threads):
+    chosen = cuda_kept.layout(vectors, vectors, 16)
+    assert (chosen.cluster, chosen.threads) == (cluster, threads)
+    assert chosen.resident > 1
 
 
 @pytest.mark.parametrize(
@@ -88,7 +101,7 @@ def test_kept_rows_agree_with_reference_on_cuda(make, body, shape, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("cluster", [1, 2, 4, 8])
+@pytest.mark.parametrize("cluster", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("name", TASKS)
 def test_small_kept_rows_agree_with_reference_on_cuda(make, monkeypatch, name, cluster):
     monkeypatch.setattr(cuda_kept, "LEAST_COLUMNS", 0)

@@ -186,17 +186,7 @@ class _Pool(PoolText):
         place = address((*self.index()[:-1], "0"), form.strides, form.offset)
         start = f"(first + threadIdx.x * RESULTS) * {side.stride} - {form.before + side.padding}"
         w(f"const int begin = {start};")
-        w(f"float given[{form.vectors}][VECTOR];")
-        w.pragma("unroll")
-        w.open(f"for (int part = 0; part < {form.vectors}; ++part)")
-        w("const int at = begin + part * VECTOR;")
-        w.open(f"if (at >= 0 && at < {side.extent})")
-        w(f"load_vector({identifier(form.base.name)} + ({place}) + at, given[part]);")
-        w.close()
-        w.open("else")
-        w.pragma("unroll")
-        w(f"for (int v = 0; v < VECTOR; ++v) given[part][v] = {START[self.op]};")
-        w.close(2)
+        self._given_vectors(form, side, place)
         w("float joined[RESULTS];")
         w.pragma("unroll")
         w.open("for (int r = 0; r < RESULTS; ++r)")
@@ -216,6 +206,23 @@ class _Pool(PoolText):
         self._store("results[slot]")
         w.close(2)
         return chunks * math.prod(self.shape[:-1])
+
+    def _given_vectors(self, form: Vectors, side: Window, place: str) -> None:
+        """Write the loads of the vectors of a thread's windows, from the line that begins at
+        `place`.
+        """
+        w = self.w
+        w(f"float given[{form.vectors}][VECTOR];")
+        w.pragma("unroll")
+        w.open(f"for (int part = 0; part < {form.vectors}; ++part)")
+        w("const int at = begin + part * VECTOR;")
+        w.open(f"if (at >= 0 && at < {side.extent})")
+        w(f"load_vector({identifier(form.base.name)} + ({place}) + at, given[part]);")
+        w.close()
+        w.open("else")
+        w.pragma("unroll")
+        w(f"for (int v = 0; v < VECTOR; ++v) given[part][v] = {START[self.op]};")
+        w.close(2)
 
     def _pool(self) -> None:
         w = self.w

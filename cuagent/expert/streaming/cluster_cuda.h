@@ -21,3 +21,8 @@ template <class Kernel>
 static void allow_shared(Kernel* kernel, int bytes) {
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
 }
+// Let a kernel run in clusters of more than 8 blocks.
+template <class Kernel>
+static void allow_cluster(Kernel* kernel) {
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+}

@@ -5,8 +5,10 @@ short row stays in registers between passes), `split rows` (few long rows: sever
 write partial values, and a second kernel joins them in a fixed order), `columns` (the reduction is
 not innermost: 32 adjacent rows per block, so that a warp reads adjacent elements), `split columns`
 (the same with partial values, for few rows), `staged rows` (elements of a row are far apart, but
-adjacent to those of the next row: a block reads 8 to 32 rows through shared memory). Reduced and
-kept dimensions may alternate. Not covered: other transpositions; strided reads stay strided.
+adjacent to those of the next row: a block reads 8 to 32 rows through shared memory), `kept rows`
+(a cluster of blocks keeps a long row in shared memory), `sliced rows` (several blocks for each of
+many longer rows). Reduced and kept dimensions may alternate. Not covered: other transpositions;
+strided reads stay strided.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from cuagent.expert.streaming.cuda_columns import ColumnSchedule
 from cuagent.expert.streaming.cuda_kept import KeptRowSchedule
 from cuagent.expert.streaming.cuda_map import MapSchedule
 from cuagent.expert.streaming.cuda_rows import MAX_SAVED
+from cuagent.expert.streaming.cuda_sliced import SlicedRowSchedule
 from cuagent.expert.streaming.cuda_split import SplitSchedules
 from cuagent.expert.streaming.cuda_staged import StagedRowSchedule
 from cuagent.expert.streaming.cuda_text import headers
@@ -60,7 +63,14 @@ def threads_for(columns: int, vector: int) -> int:
     return max(64, min(1024, 1 << (count - 1).bit_length()))
 
 
-class _Kernel(MapSchedule, StagedRowSchedule, ColumnSchedule, SplitSchedules, KeptRowSchedule):
+class _Kernel(
+    MapSchedule,
+    StagedRowSchedule,
+    ColumnSchedule,
+    SplitSchedules,
+    KeptRowSchedule,
+    SlicedRowSchedule,
+):
     """Chooses the schedule for one CUDA kernel and generates its text."""
 
     def __init__(self, request: Request, nest: Nest) -> None:
@@ -82,13 +92,16 @@ class _Kernel(MapSchedule, StagedRowSchedule, ColumnSchedule, SplitSchedules, Ke
             self.integer = "long"
         self._stage()
         innermost = group.reduced and not column_rows and not self.staged
-        if request.clusters and innermost and request.vector and not request.threads:
-            self._keep(width)
+        if innermost and request.vector and not request.threads:
+            if request.clusters:
+                self._keep(width)
+            if not self.kept:
+                self._slice()
 
     def headers(self) -> tuple[str, ...]:
         """Return the names of the headers that the source includes."""
         accesses = (*self.nest.reads.values(), *self.nest.writes.values())
-        own = ("cluster_cuda.h",) if self.kept else ()
+        own = ("cluster_cuda.h",) if self.kept else ("slices_cuda.h",) if self.sliced else ()
         return (*headers(a.dtype for a in accesses), *own)
 
     def text(self) -> str:
@@ -114,6 +127,8 @@ class _Kernel(MapSchedule, StagedRowSchedule, ColumnSchedule, SplitSchedules, Ke
             self._split_rows()
         elif self.kept:
             self._kept_rows()
+        elif self.sliced:
+            self._sliced_rows()
         else:
             self._rows()
         return "\n".join(without_unused(w.lines)) + "\n"

@@ -21,8 +21,9 @@ from cuagent.expert.streaming.extreme_places import PLACE
 from cuagent.expert.streaming.nest import Access, Nest
 from cuagent.expert.streaming.stages import Plan, Stage
 
-CLUSTERS = (1, 2, 4, 8)
-"""Cluster sizes, in blocks, that every GPU with clusters can run."""
+CLUSTERS = (1, 2, 4, 8, 16)
+PORTABLE = 8
+"""Largest cluster, in blocks, that every GPU with clusters runs without a special permission."""
 BLOCK_THREADS = (256, 512, 1024)
 SHARED_OF_SM, SHARED_OF_BLOCK = 228 << 10, 226 << 10
 """Shared memory in bytes of a multiprocessor, and the largest dynamic part of a block's."""
@@ -70,7 +71,9 @@ def layout(vectors: int, least: int, bytes_of_vector: int) -> KeptLayout | None:
     does not fit into a cluster.
 
     Several blocks on a multiprocessor are better, because one then computes while another waits
-    for memory. A larger cluster waits longer at its barriers.
+    for memory. A larger cluster waits longer at its barriers. The weights were fitted to times of
+    10 layouts on an H200 (docs/research/log.md). A cluster of 16 blocks needs no more than the 8
+    multiprocessors of a portable one, because at least two of its blocks run on each.
     """
     found = []
     for cluster in CLUSTERS:
@@ -80,9 +83,11 @@ def layout(vectors: int, least: int, bytes_of_vector: int) -> KeptLayout | None:
             if size > SHARED_OF_BLOCK:
                 continue
             resident = min(SHARED_OF_SM // size, THREADS_OF_SM // threads)
+            if cluster > PORTABLE and resident < 2:
+                continue
             waste = items * cluster * threads / vectors
-            cost = waste * (1 + 0.6 / resident + 0.12 * math.log2(cluster))
-            cost *= 1 + 256 / (resident * threads)
+            cost = waste * (1 + 0.7 / resident + 0.18 * math.log2(cluster))
+            cost *= 1 + (192 / (resident * threads)) ** 2
             full = least // (cluster * threads)
             found.append((cost, KeptLayout(cluster, threads, resident, full, items)))
     return min(found, key=lambda pair: pair[0])[1] if found else None
@@ -201,14 +206,7 @@ class KeptRowSchedule(CudaText):
         self._constexpr(COLUMNS=group.columns, THREADS=kept.threads, VECTOR=self.vector)
         self._constexpr(CLUSTER=kept.cluster, ROUNDS=kept.full)
         w(f"extern __shared__ Elements<float, 4> {self.name}_memory[];")
-        slots, edges = kept.items * kept.threads * self.vector, self._most_edges()
-        sizes: dict[int, int] = {}
-        for value in self.kept_values:
-            if value.place not in sizes:
-                sizes[value.place] = ITEM_BYTES[value.dtype]
-                kind = TYPES[value.dtype]
-                start = f"{self.name}_memory + {_sixteenths(value.place * (slots + edges))}"
-                w(f"{kind}* kept_{value.place} = reinterpret_cast<{kind}*>({start});")
+        slots = self._kept_arrays()
         count = sum(len(stage.reduces) for stage in self.plan.stages)
         w("const int rank = blockIdx.x % CLUSTER;")
         w(f"const {self.integer} row = blockIdx.x / CLUSTER;")
@@ -216,11 +214,7 @@ class KeptRowSchedule(CudaText):
             w(f"__shared__ float shares[{count}][CLUSTER];")
             w("cluster_arrive();")
         self._decode("row", self.row_dims)
-        if self.shift:
-            pairs = zip(self.shift.strides, self.nest.dimensions, strict=True)
-            steps = tuple(0 if d.reduced else s for s, d in pairs)
-            first = self._sum(steps, self.shift.offset)
-            w(f"const int head = static_cast<int>(-({first})) & {self.vector - 1};")
+        self._head()
         done = 0
         for stage in self.plan.stages:
             self._row_values(stage)
@@ -235,9 +229,31 @@ class KeptRowSchedule(CudaText):
                 self._store(name)
             w.close()
         w.close()
-        size = _sixteenths(self.kept_bytes * (slots + edges)) * 16
+        size = _sixteenths(self.kept_bytes * slots) * 16
         launch = self._launch(str(group.rows * kept.cluster), str(kept.threads), shared=size)
-        self._launcher([f"allow_shared({self.name}_device, {size});", launch])
+        larger = [f"allow_cluster({self.name}_device);"] if kept.cluster > PORTABLE else []
+        self._launcher([*larger, f"allow_shared({self.name}_device, {size});", launch])
+
+    def _kept_arrays(self) -> int:
+        """Declare the arrays of a block's elements in shared memory; return their lengths."""
+        assert self.kept is not None
+        slots = self.kept.items * self.kept.threads * self.vector + self._most_edges()
+        sizes: dict[int, int] = {}
+        for value in self.kept_values:
+            if value.place not in sizes:
+                sizes[value.place] = ITEM_BYTES[value.dtype]
+                kind = TYPES[value.dtype]
+                start = f"{self.name}_memory + {_sixteenths(value.place * slots)}"
+                self.w(f"{kind}* kept_{value.place} = reinterpret_cast<{kind}*>({start});")
+        return slots
+
+    def _head(self) -> None:
+        """Declare the number of elements of a row before its first aligned vector."""
+        if self.shift:
+            pairs = zip(self.shift.strides, self.nest.dimensions, strict=True)
+            steps = tuple(0 if d.reduced else s for s, d in pairs)
+            first = self._sum(steps, self.shift.offset)
+            self.w(f"const int head = static_cast<int>(-({first})) & {self.vector - 1};")
 
     def _most_edges(self) -> int:
         """Return the number of elements for which a row has room before and behind its vectors."""
@@ -272,17 +288,21 @@ class KeptRowSchedule(CudaText):
             w.open("")
             block("ROUNDS")
         if self.shift:
-            width = self.vector
-            w.open("if (rank == 0)")
-            w(f"const int behind = (COLUMNS - head) % {width};")
-            w.open("if (threadIdx.x < head + behind)")
-            w("const int column = threadIdx.x < head ? threadIdx.x")
-            w("                                      : COLUMNS - behind + threadIdx.x - head;")
-            self.slot, self.vector = f"{kept.items * kept.threads * width} + threadIdx.x", 1
-            self._decode("column", self.column_dims)
-            self._element_block(stage, {})
-            self.vector = width
-            w.close(2)
+            self._kept_edges(stage, kept.items * kept.threads)
+
+    def _kept_edges(self, stage: Stage, vectors: int) -> None:
+        """Write a pass over the elements outside of vectors, which are behind `vectors` vectors."""
+        w, width = self.w, self.vector
+        w.open("if (rank == 0)")
+        w(f"const int behind = (COLUMNS - head) % {width};")
+        w.open("if (threadIdx.x < head + behind)")
+        w("const int column = threadIdx.x < head ? threadIdx.x")
+        w("                                      : COLUMNS - behind + threadIdx.x - head;")
+        self.slot, self.vector = f"{vectors * width} + threadIdx.x", 1
+        self._decode("column", self.column_dims)
+        self._element_block(stage, {})
+        self.vector = width
+        w.close(2)
 
     def _join_in_cluster(self, stage: Stage, done: int) -> None:
         """Write the joins of the threads' partial results, then of the blocks'."""

@@ -1,0 +1,104 @@
+"""Rows that exceed the memory of a cluster, computed in slices (`streaming.cuda_sliced`)."""
+
+from __future__ import annotations
+
+import pytest
+import test_emulated_cuda as emulated_cuda  # type: ignore[import-not-found]
+import test_reductions as reductions  # type: ignore[import-not-found]
+from agreement import assert_agrees  # type: ignore[import-not-found]
+
+from cuagent.expert.candidate import Options
+from cuagent.expert.capture.subject import Target
+from cuagent.expert.streaming import cuda_kept, cuda_sliced
+
+AMPERE = Target("cuda", (8, 0), 108)
+HOPPER = Target("cuda", (9, 0), 132)
+SOFTMAX = "return torch.softmax(x * 2 + y, -1)"
+GROUPS = "return torch.group_norm(x + 300, 2) * y[:, :, :1, :1] + y"
+MASKED = "return torch.softmax(torch.where(x.cumsum(-1) * 0 + y > 2.2, x, -torch.inf), -1)"
+TASKS = {
+    "softmax": (SOFTMAX, "3, 4096", "float32"),
+    "softmax of rows without alignment": (SOFTMAX, "3, 2051", "float32"),
+    "softmax in bfloat16": (SOFTMAX, "3, 4096", "bfloat16"),
+    "logarithms": ("return torch.log_softmax(x * 1000, -1) + y", "3, 2060", "float32"),
+    "group norm far from zero": (GROUPS, "3, 4, 12, 66", "float32"),
+    "group norm of odd planes": (GROUPS, "3, 4, 31, 23", "float32"),
+    "layer norm in float16": (
+        "return torch.layer_norm(x, x.shape[1:], y[0], y[1])", "4, 3000", "float16"
+    ),
+    "division by a norm": ("return x / torch.norm(x, p=2, dim=1, keepdim=True)", "5, 2049", ""),
+    "slices without a finite element": (MASKED, "3, 3000", "float32"),
+    "results of rows": (
+        "m = x.mean(-1, True); d = x - m; v = (d * d).mean(-1, True)\n"
+        "        return d * torch.rsqrt(v + 1e-5) + y, m, v, (x + y).amax(-1)", "3, 2500", ""
+    ),
+    "stored powers": (
+        "e = (x - x.amax(-1, True)).exp(); return e, e / e.sum(-1, True)", "3, 3000", ""
+    ),
+    "elements before the last pass": (
+        "h = x * y; return h, h - h.mean(-1, True)", "3, 2500", "float32"
+    ),
+}  # fmt: skip
+
+
+def generated(candidate) -> str:
+    return "".join(t for f, t in candidate.files.items() if f.endswith(".cu"))
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Let short rows be sliced, and not kept."""
+    monkeypatch.setattr(cuda_kept, "LEAST_COLUMNS", 1 << 40)
+    monkeypatch.setattr(cuda_sliced, "LEAST_COLUMNS", 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TASKS)
+def test_emulated_sliced_rows_agree_with_reference(tmp_path, monkeypatch, short, name):
+    monkeypatch.setattr(cuda_sliced, "SLICE_THREADS", 64)
+    body, shape, dtype = TASKS[name]
+    text = reductions.text_of(body, shape, dtype or "float32")
+    candidate = emulated_cuda.check(tmp_path, monkeypatch, text, Options(), HOPPER)
+    assert "_device_elements" in generated(candidate)
+
+
+@pytest.mark.parametrize("target", [AMPERE, HOPPER])
+def test_rows_larger_than_a_clusters_memory_are_sliced(generate, target):
+    text = reductions.text_of("return torch.group_norm(x, 2)", "70, 2, 1024, 1024")
+    assert "_device_elements" in generated(generate(text, target))
+    assert "_device_elements" not in generated(generate(text, target, Options(vector=False)))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "d = x - x.mean(-1, True); return d, y * (d * d).mean(-1, True)",
+        "d = (x - x.mean(-1, True)).abs(); return x / d.sum(-1, True)",
+        "d = x - y.mean(-1, True); return x / (d * d).sum(-1, True)",
+        "d = x - x.sum(-1, True); return x / (d * d).sum(-1, True)",
+        "d = x - x.mean(-1, True); v = (d * d).mean(-1, True); n = d / v; "
+        "return n / (n * n).sum(-1, True)",
+    ],
+    ids=["stored distances", "distances", "another mean", "a sum", "three levels"],
+)
+def test_other_reductions_are_not_sliced(generate, short, body):
+    text = reductions.text_of(body, "70, 4096")
+    assert "_device_elements" not in generated(generate(text, HOPPER))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", TASKS)
+def test_small_sliced_rows_agree_with_reference_on_cuda(make, short, name):
+    body, shape, dtype = TASKS[name]
+    made = make(reductions.text_of(body, shape, dtype or "float32"), "Model", device="cuda")
+    assert_agrees(made, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", ["65, 2, 1024, 1030", "66, 2, 1021, 1023"])
+@pytest.mark.parametrize("body", ["return torch.group_norm(x, 1) * 2", "return x.softmax(3)"])
+def test_sliced_rows_agree_with_reference_on_cuda(make, body, shape, dtype):
+    body = body.replace("x.softmax(3)", "x.flatten(1).softmax(1)")
+    made = make(reductions.text_of(body, shape, dtype), "Model", device="cuda")
+    assert_agrees(made, "cuda")
