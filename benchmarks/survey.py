@@ -207,6 +207,7 @@ def _candidates(path: Path, folder: Path, arms: dict[str, Any]) -> Iterator[tupl
     options = {
         "own": Options(), "own last": Options(convolutions="channels_last"),
         "own library": Options(convolutions="library"), "own every": Options(convolutions="every"),
+        "own tf32": Options(tf32_few_channels=True),
     }  # fmt: skip
     subject = _until_it_fits(lambda: open_subject(load_task(f"{path}:Model", device="cuda")))
     seen: list[dict[str, str]] = []
