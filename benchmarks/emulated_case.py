@@ -52,7 +52,10 @@ THRESHOLDS: dict[str, int | float] = {
 }
 """Thresholds of the planner for sizes, by their place in `cuagent.expert`, and values that reduced
 tasks exceed."""
-OF_EVEN: dict[str, int | float] = {"products.halves.LEAST_IN_BLOCKS": 0}
+OF_EVEN: dict[str, int | float] = {
+    "products.halves.LEAST_IN_BLOCKS": 0,
+    "convolutions.flags.LONG": 0,
+}
 """Further thresholds for even sizes; odd ones test the other path."""
 
 
