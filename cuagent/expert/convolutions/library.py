@@ -17,6 +17,7 @@ from enum import StrEnum
 from cuagent.expert.capture.subject import Target
 from cuagent.expert.convolutions.convolution import COPY, TRANSPOSED, settings_of
 from cuagent.expert.convolutions.qualify import LARGE, copy_call, qualifies
+from cuagent.expert.convolutions.stacked import stack_convolutions
 from cuagent.expert.edits import PREPARATIONS
 from cuagent.expert.graph.graph import JOIN, Graph, Kind, Node
 
@@ -68,6 +69,12 @@ def arrange(graph: Graph, device: str, keep: frozenset[str], layout: Layout) -> 
 
     `layout`: that of the convolutions. `keep`: origins that stay unchanged.
     """
+    if layout is Layout.NETWORK:
+        graph = stack_convolutions(
+            graph,
+            lambda n: n.origin not in keep and _is_arranged(n, device) and _may_be_last(n),
+            _without_bias,
+        )
     users, on_cpu = graph.users(), device == "cpu"
     nodes: list[Node] = []
     for node in graph.nodes:
