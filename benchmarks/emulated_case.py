@@ -56,6 +56,7 @@ tasks exceed."""
 OF_EVEN: dict[str, int | float] = {
     "products.halves.LEAST_IN_BLOCKS": 0,
     "streaming.cuda_kept.LEAST_COLUMNS": 512,
+    "convolutions.flags.LONG": 0,
 }
 """Further thresholds for even sizes; odd ones test the other path."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from cuagent.expert.attention import triton as fused_attention
@@ -9,6 +10,7 @@ from cuagent.expert.attention.kernel import AttentionStep, blocks
 from cuagent.expert.capture.subject import Target
 from cuagent.expert.convolutions import triton as convolution
 from cuagent.expert.convolutions.convolution import Convolution
+from cuagent.expert.convolutions.flags import has_flags
 from cuagent.expert.convolutions.qualify import captured_channels, runs_in_tf32
 from cuagent.expert.convolutions.tiles import tiles as convolution_tiles
 from cuagent.expert.einsums import triton as einsum
@@ -93,7 +95,8 @@ def _convolution_call(
     precision = "tf32" if runs_in_tf32(target, captured) else "tf32x3"
     tiles = convolution_tiles(step, target.processors, precision)
     tile = tiles[min(options.tiles, len(tiles) - 1)]
+    conv = replace(step, flagged=has_flags(step, tile))
     text = convolution.render(
-        name, step, lambda output: graph.node(output).dtype, precision, graph.parts
+        name, conv, lambda output: graph.node(output).dtype, precision, graph.parts, tile
     )
-    return TritonCall(name, text, step, partial(convolution.launches, conv=step, tile=tile))
+    return TritonCall(name, text, step, partial(convolution.launches, conv=conv, tile=tile))

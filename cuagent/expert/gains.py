@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cuagent.expert.convolutions.partials import is_partial
+from cuagent.expert.convolutions.stacked import is_of_stack
 from cuagent.expert.graph.graph import Graph, Kind, Node
 from cuagent.expert.method import FRESH, Steps
 from cuagent.expert.naming import origins_of
@@ -47,12 +48,14 @@ def may_gain(group: Group, steps: Steps, graph: Graph, device: str) -> bool:
     gathers = any(graph.node(a).kind in (Kind.GATHER, Kind.TAKE) for n in work for a in n.inputs)
     # torch writes one-hot integers and converts them in another pass.
     gathers |= any(n.op == "eq" and graph.node(n.inputs[-1]).kind is Kind.INDEX for n in work)
+    # Without a kernel that adds its bias, a convolution is not part of a merged one.
+    several = any(is_of_stack(graph, a) for n in work for a in n.inputs)
     widening = origins == {""}
     reduction = any(n.kind is Kind.REDUCE for n in work) and _is_alone(group, steps)
     reduction |= device == "cuda" and _only_kernels_with_a_reduction(steps)
     broadcast = device == "cuda" and _is_alone(group, steps) and _broadcasts(work, graph)
     reduction |= device == "cpu" and any(_is_slow_extreme(n, graph) for n in work)
-    several = len(origins) > 1 or len(work) > 3 or group.family != "streaming"
+    several |= len(origins) > 1 or len(work) > 3 or group.family != "streaming"
     if device == "cpu" and group.size <= SMALL:
         reduction |= any(o.startswith(("cat", "stack")) for o in origins)
         reduction |= any(_touch(group, s, graph) for s in steps if isinstance(s, Group))

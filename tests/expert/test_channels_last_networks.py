@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 
@@ -77,6 +78,7 @@ def test_network_of_own_kernels_keeps_its_layout(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.parametrize("layer", [RESIDUAL, SHORT])
 @pytest.mark.parametrize("end", [POOLED, FLAT, PLANES])
 def test_network_agrees_with_fp64(tmp_path, interpreted, layer, end):

@@ -54,3 +54,11 @@ def test_merged_sum_of_128_columns_has_no_tile_that_spills():
     assert conv.merged
     found = tiles(conv, 132)
     assert [(tile.rows, tile.warps) for tile in found] == [(128, 8), (64, 4)]
+
+
+@pytest.mark.parametrize(("reduces", "warps"), [(False, 4), (True, 8)])
+def test_scaled_sum_of_128_columns_has_four_warps_unless_it_reduces(reduces, warps):
+    conv = replace(convolution(64, 128), scale="s", reduces=reduces)
+    first = tiles(conv, 132)[0]
+    assert (first.rows, first.columns, first.depth) == (128, 128, 64)
+    assert (first.warps, first.stages) == (warps, 3)

@@ -265,6 +265,14 @@ def test_channels_last_convolution_has_one_kernel_behind_it(generate, monkeypatc
     assert len(candidate.kernels) == 2  # a copy of the input before it
 
 
+def test_torch_copies_few_channels_to_channels_last_layout(generate, monkeypatch):
+    layer = ("nn.Conv2d(3, 48, 3)", "F.relu(self.c(x))", "torch.randn(8, 3, 9, 9)")
+    monkeypatch.setitem(LAYERS, "few channels", layer)
+    candidate = generate(text_of("few channels"), options=Options(convolutions="channels_last"))
+    assert "memory_format=torch.channels_last" in candidate.files["model_new.py"]
+    assert len(candidate.kernels) == 1
+
+
 def layouts_tried(path, layer, forward, inputs, speed):
     """Return the convolution layouts that the expert tries, if each candidate has the speedup
     `speed` over torch.compile."""

@@ -27,8 +27,8 @@ def subject_of(path, layer: str, shape: str, body: str = "F.relu(self.c(x)) * 2"
     return replace(open_subject(load_task(f"{task}:Model")), target=HOPPER)
 
 
-def profile_of(*names: str) -> dict[str, list[dict[str, object]]]:
-    return {"kernels": [{"name": name, "seconds": 1.0} for name in names]}
+def profile_of(*names: str, calls: float = 1.0) -> dict[str, list[dict[str, object]]]:
+    return {"kernels": [{"name": name, "seconds": 1.0, "calls": calls} for name in names]}
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,28 @@ def profile_of(*names: str) -> dict[str, list[dict[str, object]]]:
 def test_arithmetic_of_the_reference_is_read_from_its_kernels(names, expected):
     assert runs_in_tf32(profile_of(*names)) is expected
     assert runs_in_tf32(None) is False
+
+
+@pytest.mark.parametrize(
+    ("in_tf32", "others", "expected"), [(8, 8, True), (8, 9, False), (3, 1, False), (3, 0, True)]
+)
+def test_few_layers_of_a_network_may_be_more_exact(in_tf32, others, expected):
+    kernels = profile_of("sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x64", calls=in_tf32)
+    if others:
+        other = profile_of("sm80_xmma_fprop_implicit_gemm_indexed_f32f32_f32f32", calls=others)
+        kernels["kernels"] += other["kernels"]
+    assert runs_in_tf32(kernels) is expected
+
+
+def test_refused_network_first_computes_few_channels_in_float32(tmp_path):
+    layers = "nn.Conv2d(3, 48, 7, 2), nn.Conv2d(48, 48, 3)"
+    subject = subject_of(tmp_path, f"nn.Sequential({layers})", "8, 3, 96, 96", "self.c(x)")
+    first = propose(subject, [], Bounds(in_tf32=True)).candidate
+    assert first.options.tf32_few_channels
+    refused = [Outcome(first, False, "less precise than allowed", 1)]
+    second = propose(subject, refused, Bounds(in_tf32=True)).candidate.options
+    assert not second.tf32_few_channels
+    assert not second.exact_convolutions
 
 
 def test_few_channels_run_in_tf32_where_the_reference_does(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
@@ -9,7 +10,11 @@ from agreement import assert_agrees  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Options
 from cuagent.expert.capture.subject import Target
-from cuagent.expert.convolutions import qualify
+from cuagent.expert.convolutions import flags, qualify
+from cuagent.expert.convolutions.convolution import Convolution, Volume
+from cuagent.expert.convolutions.phases import Axis
+from cuagent.expert.graph.graph import Kind, Node
+from cuagent.expert.products.tiles import Tile
 
 TF32 = Target("cuda", (9, 0), 132, tf32_convolutions=True)
 WIDE = {
@@ -38,6 +43,13 @@ NUMBERS = {
 def any_size(monkeypatch):
     """Let small convolutions also become generated kernels."""
     monkeypatch.setattr(qualify, "LEAST_OPERATIONS", 0)
+
+
+@pytest.fixture
+def apart(any_size, monkeypatch):
+    """Let the second launch of small convolutions compute the tiles that contain NaN."""
+    monkeypatch.setattr(flags, "LONG", 0)
+    monkeypatch.setattr(flags, "SHARE", 4)
 
 
 def wide_text(layer: str, numbers: str = "usual") -> str:
@@ -84,6 +96,50 @@ def test_what_float16_cannot_represent_is_computed_in_tf32(
     generate, any_size, interpreted, layer, numbers
 ):
     interpreted(generate(wide_text(layer, numbers), TF32))
+
+
+def test_long_kernel_stores_flags_for_a_second_launch(generate, any_size, monkeypatch):
+    text = generate(wide_text("3x3"), TF32).files["model_new.py"]
+    assert "EXACT" not in text
+    monkeypatch.setattr(flags, "LONG", 0)
+    text = generate(wide_text("3x3"), TF32).files["model_new.py"]
+    assert text.count("_flags = torch.empty(2, dtype=torch.int32, device=") == 1
+    for exact in (False, True):
+        assert text.count(f"    {exact}, 128, 32, 64, num_warps=4") == 1
+        assert text.count(f"torch.int32, {exact}, 128, 32, 64, num_warps=4") == 1, "warm-up"
+
+
+@pytest.mark.parametrize(("columns", "warps", "expected"), [(128, 4, 0), (128, 8, 1), (64, 4, 1)])
+def test_second_launch_is_for_kernels_that_lose_blocks(columns, warps, expected):
+    node = Node("c", Kind.LIBRARY, "own F.conv2d", ("x", "w"), (32, 64, 254, 254))
+    x = Volume("x", "float32", 1, 1, 1, 0)
+    conv = Convolution(
+        node, False, 32, 64, 64, (Axis(256, 254, 3, 1, 0, 1),) * 2, x, "w", None, (), {},
+        ("c",), {"c": ()}, {}, scale="s", again=(x, "w"),
+    )  # fmt: skip
+    tile = Tile(128, columns, 64, warps, 3, 1.0)
+    assert flags.has_flags(conv, tile) == expected
+    assert not flags.has_flags(replace(conv, again=None), tile)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("numbers", NUMBERS)
+@pytest.mark.parametrize("layer", ["3x3", "transposed", "pooled", "least channel"])
+def test_second_launch_computes_what_float16_cannot_represent(
+    generate, apart, interpreted, layer, numbers
+):
+    candidate = generate(wide_text(layer, numbers), TF32)
+    assert "EXACT" in candidate.files["model_new.py"]
+    interpreted(candidate)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("numbers", NUMBERS)
+@pytest.mark.parametrize("layer", WIDE)
+def test_cuda_second_launch_agrees_with_reference(make, apart, layer, numbers):
+    made = make(wide_text(layer, numbers), "Model", Options(), "cuda")
+    assert_agrees(made, "cuda", step=2.0**-9)
 
 
 @pytest.mark.gpu

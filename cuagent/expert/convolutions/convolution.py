@@ -124,6 +124,8 @@ class Convolution:
 
     A tile that contains NaN is computed again from them.
     """
+    flagged: bool = False
+    """True if a second launch computes these tiles again, and not the same program."""
     pool: Pool | None = None
     """Pool that the kernel computes after the epilogue; None without one."""
     copy: tuple[str, str] = ()  # type: ignore[assignment]

@@ -47,12 +47,20 @@ def _sum_of_halves(conv: Convolution, again: tuple[Volume, str], precision: str)
     lines = [*first_inputs(exact), *sum_over_taps(exact, precision)]
     # One stage, so that this loop needs no more shared memory than the first one.
     lines = [re.sub(r"in range\((.*)\):$", r"in tl.range(\1, num_stages=1):", li) for li in lines]
-    return [
+    halves = [
         *sum_over_taps(replace(conv, again=None), precision),
         f"    total *= {scale}[None, :] * {1 / INPUT_SCALE!r}",
-        "    if tl.sum((total != total).to(tl.int32)) > 0:",
-        *(f"    {line}" for line in lines),
     ]
+    unequal = "tl.sum((total != total).to(tl.int32)) > 0"
+    if conv.flagged:
+        halves.append(f"    tl.store(flags + tile, ({unequal}).to(tl.int32))")
+        both = (("if EXACT:", lines), ("else:", halves))
+        return [line for word, part in both for line in (f"    {word}", *_indented(part))]
+    return [*halves, f"    if {unequal}:", *_indented(lines)]
+
+
+def _indented(lines: list[str]) -> list[str]:
+    return [f"    {line}" for line in lines]
 
 
 def _given(conv: Convolution, precision: str) -> list[str]:

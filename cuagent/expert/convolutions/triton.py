@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
+from cuagent.expert.convolutions import flags
 from cuagent.expert.convolutions.convolution import Convolution
 from cuagent.expert.convolutions.points import (
     output_places,
@@ -40,20 +41,22 @@ def render(
     dtype_of: Callable[[str], str],
     precision: str,
     parts: Mapping[str, Part],
+    tile: Tile,
 ) -> str:
     """Return the text of the Triton kernel; `precision` is that of `tl.dot` for float32
-    operands. `parts` is as in `Graph`.
+    operands. `parts` is as in `Graph`. Only the number of tiles is that of `tile`.
     """
     outputs = [f"{identifier(n)}_out" for n in conv.outputs]
     arguments = ", ".join([*outputs, *(pointer(n) for n in conv.tensors)])
     lines = [
         "@triton.jit",
-        f"def {name}(",
-        f"    {arguments},",
+        f"def {name}{'_tile' if conv.flagged else ''}(",
+        f"    {arguments}{', flags, tile' if conv.flagged else ''},",
+        *(["    EXACT: tl.constexpr,"] if conv.flagged else []),
         "    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,",
         "):",
         f'    """{conv.samples} samples, {conv.channels_in} to {conv.channels_out} channels."""',
-        "    program = tl.program_id(0)",
+        f"    program = {'tile' if conv.flagged else 'tl.program_id(0)'}",
         f"    across = tl.cdiv({conv.columns}, COLUMNS)",
         "    n = program % across * COLUMNS + tl.arange(0, COLUMNS)",
         "    program = program // across",
@@ -76,6 +79,7 @@ def render(
         *(pooled(conv, conv.pool) if conv.pool else []),
         *(tile_sums(conv, conv.partials) if conv.partials else []),
         *stores(conv, dtype_of, parts),
+        *(flags.kernel(name, arguments, _programs(conv, tile)) if conv.flagged else []),
     ]
     return "\n".join(lines)
 
@@ -94,6 +98,16 @@ def _group(conv: Convolution) -> list[str]:
 
 def launches(name: str, conv: Convolution, tile: Tile, arguments: list[str]) -> list[str]:
     """Return the Python lines that launch the kernel."""
+    programs = _programs(conv, tile)
+    sizes = f"{tile.rows}, {tile.columns}, {tile.depth}, "
+    sizes += f"num_warps={tile.warps}, num_stages={tile.stages}"
+    if conv.flagged:
+        return flags.launches(name, programs, arguments, sizes)
+    return [f"{name}[({programs},)](", f"    {', '.join(arguments)},", f"    {sizes},", ")"]
+
+
+def _programs(conv: Convolution, tile: Tile) -> int:
+    """Return the number of tiles, each of which is a program."""
     across = math.ceil(conv.columns / tile.columns) * conv.groups
     points = points_of_phase(conv)
     if conv.pool:
@@ -101,11 +115,4 @@ def launches(name: str, conv: Convolution, tile: Tile, arguments: list[str]) -> 
     count = math.ceil(conv.samples * points / tile.rows)
     if conv.partials:
         count = conv.samples * math.ceil(points / tile.rows)
-    programs = count * across * phase_count(conv)
-    return [
-        f"{name}[({programs},)](",
-        f"    {', '.join(arguments)},",
-        f"    {tile.rows}, {tile.columns}, {tile.depth}, "
-        f"num_warps={tile.warps}, num_stages={tile.stages},",
-        ")",
-    ]
+    return count * across * phase_count(conv)

@@ -136,7 +136,7 @@ class Bounds:
     certain.
     """
     in_tf32: bool = False
-    """True if the reference's products and convolutions run in TF32.
+    """True if the reference's products and convolutions run in TF32, in a network most of them.
 
     This is read from the names of its kernels in a profile; without a profile, from its error.
     """

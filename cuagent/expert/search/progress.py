@@ -155,11 +155,27 @@ TF32 = re.compile(r"tf32|s1688|tensorop_s", re.IGNORECASE)
 """Matches names of torch's kernels that read the operands of a product in TF32."""
 
 
+NETWORK = 4
+"""Least number of launches in TF32 whose errors hide those of the few other layers.
+
+In a network of convolutions cuDNN computes the first layer (3 channels) and torch the last (a
+matrix product) often in float32. If as many layers again run in TF32, their errors grow by a factor
+of at most about 1.4 (independent errors of equal size), and a candidate's may be 3 times the
+reference's. The first layer of SqueezeNet took 7.1 ms in float32 and 2.8 in TF32 (H200).
+"""
+
+
 def runs_in_tf32(profile: Any) -> bool:
-    """Return True if all kernels for products and convolutions in a profile run in TF32."""
+    """Return True if the products and convolutions of a profile run in TF32: all kernels, or in a
+    network at least half of the launches."""
     costs = profile.get("kernels") if isinstance(profile, Mapping) else None
-    names = [str(cost["name"]) for cost in costs or () if HEAVY.search(str(cost["name"]))]
-    return bool(names) and all(TF32.search(name) for name in names)
+    launches = {True: 0.0, False: 0.0}
+    for cost in costs or ():
+        name = str(cost["name"])
+        if HEAVY.search(name):
+            launches[TF32.search(name) is not None] += cost.get("calls", 1.0)
+    network = launches[True] >= max(NETWORK, launches[False])
+    return network or launches[True] > launches[False] == 0
 
 
 def _record_profile(progress: Progress, data: Mapping[str, Any]) -> None:

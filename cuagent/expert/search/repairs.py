@@ -44,6 +44,11 @@ def repairs(
         yield replace(options, recurrences=False), "leave recurrences to torch"
     if candidate.constants:
         yield replace(options, constants=False), "compute masks and tables in each call"
+    if is_imprecise and candidate.convolutions > 1 and options.tf32_few_channels:
+        yield (
+            replace(options, tf32_few_channels=False),
+            "compute convolutions of few channels as in float32",
+        )
     if is_imprecise and candidate.convolutions:
         # The library computes some convolutions in float32 although TF32 is admitted.
         yield replace(options, exact_convolutions=True), "compute convolutions as in float32"
