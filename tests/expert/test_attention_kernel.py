@@ -162,21 +162,3 @@ def test_cuda_kernel_agrees_with_reference(make, name, dtype, tiles):
     body = body.replace("float('-inf')), 1)", "float('-inf'), device=q.device), 1)")
     text = text_of((form[0], body, form[2]), dtype)
     assert_agrees(make(text, "Model", replace(OWN, tiles=tiles), "cuda"), "cuda")
-
-
-@pytest.mark.parametrize(
-    ("keys", "depth", "dtype", "own"),
-    [
-        (2048, 32, "float32", True),
-        (2048, 64, "float32", False),
-        (512, 32, "float32", False),
-        (2048, 32, "bfloat16", False),
-    ],
-)
-def test_long_float32_attention_of_small_heads_is_a_kernel_at_first(
-    generate, keys, depth, dtype, own
-):
-    inputs = ", ".join([f"torch.randn(1, 1, {keys}, {depth})"] * 3)
-    text = text_of(("q, k, v", FORMS["matmul"][1], inputs), f"torch.{dtype}")
-    candidate = generate(text)
-    assert ("@triton.jit" in candidate.files["model_new.py"]) is own

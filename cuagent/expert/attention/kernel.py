@@ -20,8 +20,6 @@ SHARED = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}
 """Shared memory of one block in KiB, by compute capability."""
 LEAST_SHARED = 99
 """Shared memory of one block in KiB, for a compute capability that is not in `SHARED`."""
-SMALL_DEPTH, LEAST_KEYS = 32, 1024
-"""Largest head size and least number of keys for which a float32 kernel is tried first."""
 BUSY = 0.8
 """Share of the GPU's multiprocessors that must have a block. If fewer have one, the keys are split
 over more blocks. The value is FlashAttention's."""
@@ -129,17 +127,6 @@ def has_kernel(target: Target, dtype: str, depth: int, width: int) -> bool:
     return target.capability >= (8, 0)
 
 
-def is_faster(target: Target, dtype: str, depth: int, width: int, keys: int) -> bool:
-    """Return True if a generated kernel is faster than the library's attention.
-
-    The library multiplies float32 operands without tensor cores. On an H200 16,384 keys with a head
-    size of 32 took 13.8 ms in the library and 6.1 in a kernel of three TF32 products; 197 keys with
-    a head size of 64 took the same, and causal attention with a head size of 96 1.2 times as long.
-    """
-    own = dtype == "float32" and target.capability in SPLIT_CAPABILITIES
-    return own and max(depth, width) <= SMALL_DEPTH and keys >= LEAST_KEYS
-
-
 def with_kernels(steps: Sequence[Any], graph: Graph, keep: frozenset[str]) -> tuple[Any, ...]:
     """Replace each `scored_attention` node by an `AttentionStep` if its operands have constant
     strides.
@@ -189,8 +176,6 @@ def blocks(step: AttentionStep, target: Target, rank: int = 0) -> Blocks:
             choices = [(64, 32, 4, 2), (64, 64, 4, 2), (128, 32, 8, 2), (32, 32, 4, 1)]
     else:
         choices = [(64, 32, 4, 2), (128, 32, 8, 2), (32, 32, 4, 3), (32, 32, 4, 1)]
-        if size <= SMALL_DEPTH:
-            choices = [(128, 32, 8, 2), (64, 32, 4, 2), (32, 32, 4, 3), (32, 32, 4, 1)]
         if size > 64:
             choices = [(64, 32, 4, 2), (32, 32, 4, 2), (32, 16, 4, 2), (32, 16, 4, 1)]
     limit = 1024 * SHARED.get(target.capability, LEAST_SHARED)

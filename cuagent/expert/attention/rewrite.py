@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from cuagent.expert.attention.kernel import has_kernel, is_faster
+from cuagent.expert.attention.kernel import has_kernel
 from cuagent.expert.attention.masks import Mask, kernel_steps, mask_of
 from cuagent.expert.attention.products import BatchedProduct, Operand, batched_product
 from cuagent.expert.attention.scores import Scores, copied, read_scores
@@ -170,10 +170,6 @@ def _replaced(edit: Edit, match: Match, target: Target, own: Own) -> bool:
     simple = match.scores.simple and shape[-1] == match.values.shape[-1]
     if own is not Own.NEVER and not has_kernel(target, dtype, shape[-1], match.values.shape[-1]):
         own = Own.NEVER
-    elif own is Own.NEEDED and is_faster(
-        target, dtype, shape[-1], match.values.shape[-1], shape_of(match.softmax)[-1]
-    ):
-        own = Own.ALWAYS
     if not 2 <= len(shape) <= RANK or not (simple or own is not Own.NEVER):
         return False
     scores = _unscaled(edit, match.scores)
