@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import inspect
 import json
 import os
 import re
@@ -47,8 +46,8 @@ _float32_inputs = get_inputs
 
 
 class Converted(Model):
-    def __init__({parameters}):
-        super().__init__({arguments})
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
         self.to(torch.{dtype})
 
 
@@ -197,17 +196,8 @@ def measured(path: Path, dtype: str) -> dict[str, Any]:
 
 def _converted(path: Path, dtype: str, folder: Path) -> Path:
     """Write a task file whose module and inputs are those of `path` in another dtype."""
-    signature = inspect.signature(import_file(path).Model)
     target = folder / path.name
-    target.write_text(
-        path.read_text("utf-8")
-        + CONVERTED.format(
-            parameters=", ".join(["self", *map(str, signature.parameters.values())]),
-            arguments=", ".join(signature.parameters),
-            dtype=dtype,
-        ),
-        encoding="utf-8",
-    )
+    target.write_text(path.read_text("utf-8") + CONVERTED.format(dtype=dtype), encoding="utf-8")
     return target
 
 
