@@ -16,7 +16,6 @@ from typing import Any
 
 from cuagent.expert.capture.export import Captured, CaptureError
 from cuagent.expert.graph.graph import ITEM_BYTES, Graph, Kind, Node
-from cuagent.expert.graph.layouts import has_layouts
 from cuagent.expert.graph.lowering import (
     LOWERINGS,
     Lowering,
@@ -25,7 +24,7 @@ from cuagent.expert.graph.lowering import (
     shape_of,
     value_of,
 )
-from cuagent.expert.graph.orders import order_of_value
+from cuagent.expert.graph.orders import has_layouts, order_of_value
 from cuagent.expert.rules.library import doubled, library, literal
 
 MAX_CONSTANT = 64

@@ -91,6 +91,11 @@ BODIES = {
         PLAIN,
     ),
     "a slice of a computed output": ("", "return (x.transpose(1, 2) * 2).tanh()[:, 2:6]", PLAIN),
+    "halves of a computed output": (
+        "",
+        "a, b = (x.transpose(1, 2) * 2).tanh().chunk(2, 2); return a, b",
+        PLAIN,
+    ),
     "a slice of a permuted output": ("", "return (x * 2).tanh()[:, 2:6]", LAST),
     "a copy of a slice": ("", "return (x * 2).tanh()[:, 2:6].contiguous() + 1", LAST),
     "indices of a row": ("", "return (x * torch.arange(9, device=x.device)).relu() + x", LAST),

@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from cuagent.expert.einsums.contraction import Einsum
 from cuagent.expert.graph.graph import (
@@ -32,7 +31,6 @@ from cuagent.expert.graph.orders import (
     inverse,
     moved_slice,
     order_of,
-    order_of_value,
     permuted,
 )
 
@@ -41,35 +39,6 @@ READ_IN_PLACE = (Kind.WINDOW, Kind.GATHER, Kind.TAKE)
 them."""
 FOLLOWING = (Kind.SCAN, Kind.POOL, Kind.RESAMPLE)
 """Kinds of nodes whose result takes the order of their only argument; `dims` are renumbered."""
-
-
-def has_layouts(nodes: Sequence[Any]) -> bool:
-    """Return True if an input, a convolution's result or a computed output has permuted dimensions.
-
-    For an output that only views another value's memory, that value counts: the view's strides
-    follow from its order.
-    """
-    outputs = {_viewed_value(fx) for fx in nodes[-1].args[0] if hasattr(fx, "op")}
-    return any(
-        order_of_value(fx.meta.get("val"))
-        for fx in nodes
-        if (fx.op == "placeholder" and fx.users)
-        or ".conv" in str(fx.target)
-        or (fx in outputs and fx.op == "call_function")
-    )
-
-
-def _viewed_value(fx: Any) -> Any:
-    """Return the value whose memory an output views, or the output itself."""
-    while fx.op == "call_function" and _is_view(fx):
-        fx = fx.args[0]
-    return fx
-
-
-def _is_view(fx: Any) -> bool:
-    """Return True if an operator's result shares the memory of its first argument."""
-    alias = fx.target._schema.returns[0].alias_info if hasattr(fx.target, "_schema") else None
-    return alias is not None
 
 
 def with_layouts(graph: Graph) -> Graph:
