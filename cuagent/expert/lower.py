@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from cuagent.expert.capture.export import Captured, CaptureError
 from cuagent.expert.graph.graph import ITEM_BYTES, Graph, Kind, Node
-from cuagent.expert.graph.layouts import has_layouts
 from cuagent.expert.graph.lowering import (
     LOWERINGS,
     Lowering,
@@ -24,7 +24,7 @@ from cuagent.expert.graph.lowering import (
     shape_of,
     value_of,
 )
-from cuagent.expert.graph.orders import order_of_value
+from cuagent.expert.graph.orders import has_layouts, order_of_value
 from cuagent.expert.rules.library import doubled, library, literal
 
 MAX_CONSTANT = 64
@@ -61,21 +61,24 @@ def lower(
                 low.values[fx.name] = low.stored_as(lowered, dtype_of(fx))
     names: list[str] = []
     words: list[str] = []
-    orders = []
+    orders, strides = [], []
     for value in captured.outputs:
         is_node = hasattr(value, "name")
         operand = low.values[value.name] if is_node else value
         if is_node and isinstance(operand, str):
             words.append(f"{{{len(names)}}}")
             names.append(operand)
-            orders.append(order_of_value(value.meta.get("val")) if low.layouts else ())
+            traced = value.meta.get("val")
+            orders.append(order_of_value(traced) if low.layouts else ())
+            strides.append(tuple(map(int, traced.stride())) if hasattr(traced, "stride") else ())
         else:
             words.append(doubled(literal(operand)))
     inputs = {
         str(low.values[n]): e for n, e in captured.inputs.items() if n not in captured.literals
     }
     template = _filled(captured.template, words)
-    return Graph(tuple(low.nodes), tuple(names), inputs, template, tuple(orders)).live()
+    made = Graph(tuple(low.nodes), tuple(names), inputs, template, tuple(orders))
+    return replace(made, output_strides=tuple(strides) if low.layouts else ()).live()
 
 
 def _filled(template: str, words: Sequence[str]) -> str:

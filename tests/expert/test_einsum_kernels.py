@@ -142,6 +142,14 @@ def test_epilogue_reads_tensors_that_are_broadcast(generate, interpreted):
     interpreted(generate(text_of("state of a chunk", after=after)))
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_view_of_a_result_has_the_strides_of_torch(generate, interpreted):
+    candidate = generate(text_of("long rows", after="[:, -1]"))
+    interpreted(candidate)
+    assert "@triton.jit" in candidate.files["model_new.py"]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", CASES)

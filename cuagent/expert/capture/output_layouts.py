@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from cuagent.expert.graph.layouts import has_layouts
+from cuagent.expert.graph.orders import has_layouts
 
 if TYPE_CHECKING:
     import torch

@@ -239,6 +239,9 @@ class Graph:
     orders: tuple[tuple[int, ...], ...] = ()
     """Memory order of the dimensions of each output in the reference's result; () if all outputs
     are contiguous."""
+    output_strides: tuple[tuple[int, ...], ...] = ()
+    """Strides of each output in the reference's result, in elements; () unless some values have
+    permuted dimensions."""
     parts: dict[str, Part] = field(default_factory=dict)
     """Location of each value that is in the memory of a concatenation; others have their own."""
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from cuagent.expert.einsums.contraction import Einsum
 from cuagent.expert.graph.graph import (
@@ -32,7 +31,6 @@ from cuagent.expert.graph.orders import (
     inverse,
     moved_slice,
     order_of,
-    order_of_value,
     permuted,
 )
 
@@ -43,30 +41,9 @@ FOLLOWING = (Kind.SCAN, Kind.POOL, Kind.RESAMPLE)
 """Kinds of nodes whose result takes the order of their only argument; `dims` are renumbered."""
 
 
-def has_layouts(nodes: Sequence[Any]) -> bool:
-    """Return True if an input, a convolution's result or a computed output has permuted dimensions.
-
-    An output that only views another value's memory does not count.
-    """
-    outputs = nodes[-1].args[0]
-    return any(
-        order_of_value(fx.meta.get("val"))
-        for fx in nodes
-        if (fx.op == "placeholder" and fx.users)
-        or ".conv" in str(fx.target)
-        or (fx in outputs and fx.op == "call_function" and not _is_view(fx))
-    )
-
-
-def _is_view(fx: Any) -> bool:
-    """Return True if an operator's result shares the memory of its first argument."""
-    alias = fx.target._schema.returns[0].alias_info if hasattr(fx.target, "_schema") else None
-    return alias is not None
-
-
 def with_layouts(graph: Graph) -> Graph:
     """Return an equal graph in which every node is contiguous and has the shape of its memory."""
-    if not any(n.order for n in graph.nodes) and not any(graph.orders):
+    if not any(n.order for n in graph.nodes) and not graph.output_strides:
         return graph
     return _Layouts(graph).run()
 
@@ -90,8 +67,10 @@ class _Layouts:
         self.origin = ""
         names, words = [], []
         orders = graph.orders or ((),) * len(graph.outputs)
-        for k, (name, order) in enumerate(zip(graph.outputs, orders, strict=True)):
-            names.append(self._output(name, order))
+        strides = graph.output_strides or ((),) * len(graph.outputs)
+        for k, (name, *wanted) in enumerate(zip(graph.outputs, orders, strides, strict=True)):
+            found, order = self._output(name, *wanted)
+            names.append(found)
             words.append(f"{{{k}}}" + (f".permute{inverse(order)}" if order else ""))
         inputs = {
             name: f"{text}.permute{order}" if (order := self.known[name][1]) else text
@@ -114,14 +93,24 @@ class _Layouts:
             name += "_"
         return name
 
-    def _output(self, name: str, order: Order) -> str:
-        """Return the node of an output in the given order; add a copy if there is none."""
+    def _output(self, name: str, order: Order, strides: Sequence[int]) -> tuple[str, Order]:
+        """Return the node of an output and the order of its dimensions there.
+
+        It is a slice if that has the strides of the reference's result. Else it has the given
+        order; a copy is added if there is none.
+        """
         found, current = self.known[name]
-        computed = self.by_name[found].kind is not Kind.STRIDED
-        if current == order and (order == () or computed):
-            return found
-        node = self.graph.node(name)
-        return self._copied(name, node.origin, order)
+        node, shape = self.by_name[found], self.graph.node(name).shape
+        if node.kind is not Kind.STRIDED:
+            same = current == order
+        else:
+            place = permuted(node.strides, inverse(current))
+            sides = zip(shape, place, strides, strict=False)
+            same = bool(strides) and all(n == 1 or a == b for n, a, b in sides)
+            same = same or current == order == ()
+        if same:
+            return found, current
+        return self._copied(name, self.graph.node(name).origin, order), order
 
     def _copied(self, name: str, origin: str, order: Order = ()) -> str:
         """Add a copy of a value in another order."""

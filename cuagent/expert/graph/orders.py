@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,6 +40,38 @@ def order_of_value(value: Any) -> Order:
     if not hasattr(value, "stride") or value.numel() == 0:
         return ()
     return order_of(tuple(map(int, value.shape)), value.stride()) or ()
+
+
+def has_layouts(nodes: Sequence[Any]) -> bool:
+    """Return True if an input, a convolution's result or a computed output has permuted dimensions.
+
+    For an output that only views another value's memory, that value counts: the view's strides
+    follow from its order.
+    """
+    outputs = {_viewed_value(fx) for fx in nodes[-1].args[0] if hasattr(fx, "op")}
+    return any(
+        order_of_value(fx.meta.get("val"))
+        for fx in nodes
+        if (fx.op == "placeholder" and fx.users)
+        or ".conv" in str(fx.target)
+        or (fx in outputs and fx.op == "call_function")
+    )
+
+
+def _viewed_value(fx: Any) -> Any:
+    """Return the value whose memory an output views, or the output itself."""
+    while fx.op == "call_function":
+        part = fx.target is operator.getitem
+        if not _is_view(fx.args[0] if part else fx):
+            break
+        fx = fx.args[0]
+    return fx
+
+
+def _is_view(fx: Any) -> bool:
+    """Return True if an operator's result shares the memory of its first argument."""
+    alias = fx.target._schema.returns[0].alias_info if hasattr(fx.target, "_schema") else None
+    return alias is not None
 
 
 def permuted(values: Sequence[int], order: Order) -> tuple[int, ...]:
