@@ -65,7 +65,8 @@ class _Parts:
     def place(self, join: Node) -> None:
         """Place a concatenation, and those of its arguments that kernels write."""
         known = self.parts.get(join.name)
-        if known is None and self._is_read_by_kernels(join.name):
+        inner = join.name not in self.graph.outputs and self._is_read_by_kernels(join.name)
+        if known is None and inner:
             known = self._beginning(join)
         if known is not None:
             self.parts[join.name] = known

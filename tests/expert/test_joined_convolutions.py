@@ -80,6 +80,13 @@ def test_part_that_torch_reads_is_copied(tmp_path):
     assert text.count(".copy_") == 1
 
 
+def test_result_is_not_part_of_another_one(tmp_path):
+    forward = DENSE.replace("y =", "z = torch.cat(f[:2], 1); y =").replace("* 2", ", z")
+    text = body(made(tmp_path, forward))
+    (results,) = [line for line in text.splitlines() if line.startswith("        return (cat")]
+    assert "narrow" not in results
+
+
 def test_part_at_an_odd_address_is_copied(tmp_path):
     text = body(
         made(tmp_path, BRANCHES, layers=LAYERS.replace("8, 12", "8, 13"), shape="2, 8, 5, 5")
