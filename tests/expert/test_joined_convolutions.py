@@ -94,6 +94,16 @@ def test_part_at_an_odd_address_is_copied(tmp_path):
     assert text.count(".copy_") == 2
 
 
+def test_vectors_of_depthwise_convolutions_are_aligned_in_memory_of_odd_rows(tmp_path):
+    layers = LAYERS.replace("8, 12, 1", "3, 3, 3, padding=1, groups=3").replace("8, ", "3, ")
+    forward = "return torch.cat([F.relu(self.a(x)), F.max_pool2d(self.a(x), 3, 1, 1)[..., :3]], 3)"
+    candidate = made(tmp_path, forward, layers=layers, shape="3, 3, 5, 4")
+    lines = "".join(candidate.files.values()).splitlines()
+    stores = [line for line in lines if line.strip().startswith("store_vector(")]
+    assert stores
+    assert not any("i2 * 7" in line for line in stores)
+
+
 def test_concatenation_without_written_parts_becomes_a_choice(tmp_path):
     library = Options(convolutions="library")
     forward, layers = (
