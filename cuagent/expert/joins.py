@@ -7,6 +7,7 @@ dense block grow in one tensor. Arguments that no kernel writes, or that torch r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -65,7 +66,8 @@ class _Parts:
     def place(self, join: Node) -> None:
         """Place a concatenation, and those of its arguments that kernels write."""
         known = self.parts.get(join.name)
-        if known is None and self._is_read_by_kernels(join.name):
+        inner = join.name not in self.graph.outputs and self._is_read_by_kernels(join.name)
+        if known is None and inner:
             known = self._beginning(join)
         if known is not None:
             self.parts[join.name] = known
@@ -159,7 +161,8 @@ class _Parts:
         if not isinstance(step, Group) or node.name not in step.outputs:
             return False
         vectors = zip(strides, contiguous_strides(node.shape), strict=True)
-        aligned = all(new % 8 == 0 for new, old in vectors if old % 8 == 0)
+        # Vectors of up to 8 elements stay aligned.
+        aligned = all(new % math.gcd(old, 8) == 0 for new, old in vectors)
         return step.family == "streaming" or (step.family in (*READERS, "depthwise") and aligned)
 
     def _is_read_by_kernels(self, name: str) -> bool:

@@ -150,6 +150,31 @@ def test_view_of_a_result_has_the_strides_of_torch(generate, interpreted):
     assert "@triton.jit" in candidate.files["model_new.py"]
 
 
+@pytest.mark.parametrize("bias", ["t[0, :, :1, :1, 0]", "t[:, :1, :1, :1, 0]", "t[..., 0]"])
+def test_epilogue_reads_tensors_with_one_of_two_joined_letters(generate, interpreted, bias):
+    text = text_of("sum over a letter of one operand", after=f" + {bias}")
+    interpreted(generate(text))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_infinite_scale_of_a_padded_sum_is_no_nan(generate, interpreted):
+    scale = "torch.where(s > 1, torch.inf, s.abs())"
+    text = text_of("output of a state", after=".sigmoid()")
+    interpreted(generate(text.replace("x, t, s", f"x.abs(), t.abs(), {scale}")))
+
+
+def test_indices_of_large_tensors_have_64_bits(generate, monkeypatch):
+    monkeypatch.setattr("cuagent.expert.einsums.triton.WIDE", 1)
+    candidate = generate(text_of("long rows"))
+    assert candidate is not None
+    text = candidate.files["model_new.py"]
+    assert "block = tl.program_id(0).to(tl.int64)" in text
+    indices = [line for line in text.splitlines() if "_at = tl.arange(" in line]
+    assert indices
+    assert all(").to(tl.int64)" in line for line in indices)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", CASES)

@@ -80,11 +80,28 @@ def test_part_that_torch_reads_is_copied(tmp_path):
     assert text.count(".copy_") == 1
 
 
+def test_result_is_not_part_of_another_one(tmp_path):
+    forward = DENSE.replace("y =", "z = torch.cat(f[:2], 1); y =").replace("* 2", ", z")
+    text = body(made(tmp_path, forward))
+    (results,) = [line for line in text.splitlines() if line.startswith("        return (cat")]
+    assert "narrow" not in results
+
+
 def test_part_at_an_odd_address_is_copied(tmp_path):
     text = body(
         made(tmp_path, BRANCHES, layers=LAYERS.replace("8, 12", "8, 13"), shape="2, 8, 5, 5")
     )
     assert text.count(".copy_") == 2
+
+
+def test_vectors_of_depthwise_convolutions_are_aligned_in_memory_of_odd_rows(tmp_path):
+    layers = LAYERS.replace("8, 12, 1", "3, 3, 3, padding=1, groups=3").replace("8, ", "3, ")
+    forward = "return torch.cat([F.relu(self.a(x)), F.max_pool2d(self.a(x), 3, 1, 1)[..., :3]], 3)"
+    candidate = made(tmp_path, forward, layers=layers, shape="3, 3, 5, 4")
+    lines = "".join(candidate.files.values()).splitlines()
+    stores = [line for line in lines if line.strip().startswith("store_vector(")]
+    assert stores
+    assert not any("i2 * 7" in line for line in stores)
 
 
 def test_concatenation_without_written_parts_becomes_a_choice(tmp_path):

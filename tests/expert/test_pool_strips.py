@@ -64,6 +64,14 @@ def test_emulated_results_agree_with_reference(tmp_path, monkeypatch, form, name
     assert ("strip" if form == "strips" else "RESULTS") in kernels_of(candidate)
 
 
+def test_shared_results_are_aligned_for_vectors(monkeypatch, generate):
+    monkeypatch.setattr(cuda_strips, "LEAST_RESULTS", 0)
+    monkeypatch.setattr(cuda_strips, "MOST_WASTE", 99)
+    text = kernels_of(generate(text_of("vectors", "max"), HOPPER))
+    assert "alignas(16) __shared__ float results[" in text
+    assert "store_vector(results" in text
+
+
 @pytest.mark.parametrize("place", [0, 8, 87])
 @pytest.mark.slow
 def test_emulated_maximum_of_a_window_with_nan_is_nan(tmp_path, monkeypatch, place):

@@ -9,7 +9,7 @@ import pytest
 
 from cuagent.expert.candidate import Options, make_candidate
 from cuagent.expert.capture.subject import Target, open_subject
-from cuagent.expert.convolutions import stacked
+from cuagent.expert.convolutions import library, stacked
 from cuagent.task import load_task
 
 HOPPER = Target("cuda", (9, 0), 132, tf32_convolutions=True)
@@ -62,6 +62,14 @@ def test_branches_begin_with_one_convolution(tmp_path, end):
 )
 def test_other_branches_keep_their_convolutions(tmp_path, branches, convolutions):
     assert count(made(tmp_path, APART, branches)) == convolutions
+
+
+def test_transposed_convolutions_are_not_merged(tmp_path, monkeypatch):
+    monkeypatch.setattr(library, "NETWORK", 3)
+    branches = BRANCHES.replace("nn.Conv2d", "nn.ConvTranspose2d", 2)
+    text = str(made(tmp_path, APART, branches).files["model_new.py"])
+    assert text.count("torch.permute(F.conv_transpose2d(") == 2
+    assert "_stacked" not in text
 
 
 def test_many_places_and_other_layouts_keep_their_convolutions(tmp_path, monkeypatch):

@@ -49,10 +49,15 @@ def stack_convolutions(
 
 
 def _is_short(graph: Graph, node: Node) -> bool:
+    """Return True for a pointwise convolution, of any stride, with few places.
+
+    The first dimension of a transposed convolution's weight is that of the input's channels.
+    """
     weight = graph.node(str(node.args[1]))
+    plain = not node.op.startswith("F.conv_transpose")
     unpadded = set(settings_of(node)["padding"]) == {0}
     places = node.size // node.shape[1]
-    return unpadded and math.prod(weight.shape[2:]) == 1 and places <= MOST_PLACES
+    return plain and unpadded and math.prod(weight.shape[2:]) == 1 and places <= MOST_PLACES
 
 
 def _stacked(

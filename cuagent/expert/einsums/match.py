@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from cuagent.expert.capture.subject import Target
@@ -198,7 +199,7 @@ def _merged(
     sizes = {c: n for c, n in sizes.items() if n > 1}
     result = replace(result, strides=tuple(p for p in result.strides if p[0] in sizes))
     places = [result, *operands]
-    for first, second in zip(result.letters, result.letters[1:], strict=False):
+    for first, second in pairwise(result.letters):
         if not all(_are_one(place, first, second, sizes[second]) for place in places):
             continue
         sizes = {c: n for c, n in sizes.items() if c != first} | {
@@ -212,6 +213,8 @@ def _merged(
 
 
 def _are_one(place: Place, first: str, second: str, size: int) -> bool:
+    """Return True if a tensor stores two letters as one dimension, or has none of them; `size` is
+    that of `second`."""
     strides = dict(place.strides)
     if first not in strides and second not in strides:
         return True
@@ -254,15 +257,10 @@ def _read(graph: Graph, name: str, step: EinsumStep) -> Place:
     """Return the location of a tensor that is broadcast to the result. Raises NestError."""
     node, letters = graph.node(name), step.node.spec.result
     place = _place(graph, node, letters[len(letters) - len(node.shape) :])
-    # Joined letters of the result must be one dimension of this tensor, too.
-    merged = [c for c in letters if c not in step.sizes and dict(place.strides).get(c)]
-    for letter in reversed(merged):
-        after = letters[letters.index(letter) + 1]
-        size = step.node.shape[letters.index(after)]
-        if not _are_one(place, letter, after, size):
-            raise NestError(f"{name} has no single stride along {letter}{after}")
+    sizes = {c: n for c, n in zip(letters, step.node.shape, strict=True) if n > 1}
+    for first, second in pairwise(sizes):
+        joined = first not in step.sizes
+        if joined and not _are_one(place, first, second, sizes[second]):
+            raise NestError(f"{name} has no single stride along {first}{second}")
     strides = tuple(pair for pair in place.strides if pair[0] in step.sizes)
-    for letter in step.sizes:
-        if letter in letters and letter not in dict(strides) and letter in dict(place.strides):
-            raise NestError(f"{name} is not located by letters")
     return replace(place, strides=strides)

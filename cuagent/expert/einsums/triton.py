@@ -65,14 +65,15 @@ def _indices(step: EinsumStep, graph: Graph) -> list[str]:
     """Return the lines that compute the index along each letter from the number of the block."""
     tensors = [graph.node(name) for name in (*step.outputs, *step.tensors)]
     wide = any(node.size >= WIDE for node in tensors)
-    lines = [f"    block = tl.program_id(0){'.to(tl.int64)' if wide else ''}"]
+    converted = ".to(tl.int64)" if wide else ""
+    lines = [f"    block = tl.program_id(0){converted}"]
     counts = [(c, math.ceil(step.sizes[c] / step.blocks[c])) for c in step.tile]
     counts += [(c, 1) for c in step.blocks if c not in step.tile]
     for letter, count in reversed(counts):
         side, start = step.blocks[letter], ""
         if count > 1:
             start = f" + block % {count} * {side}"
-        lines.append(f"    {letter}_at = tl.arange(0, {side}){start}")
+        lines.append(f"    {letter}_at = tl.arange(0, {side}){converted}{start}")
         lines += [f"    block = block // {count}"] if count > 1 else []
     for number, letter in enumerate(reversed(step.grid)):
         if number == len(step.grid) - 1:
@@ -135,7 +136,10 @@ def _operation(operation: TileOperation, letters: list[str], step: EinsumStep) -
         return f"tl.sum(v{left}.to(tl.float32), {axis})"
     if operation.kind == "multiply":
         a, b = (_spread(f"v{k}.to(tl.float32)", letters[k], operation) for k in (left, right))
-        return f"{a} * {b}"
+        # Infinity times the zeros outside of a tensor is NaN, which a later sum would contain.
+        outside = [c for c in operation.letters if c not in letters[right] + step.tile]
+        mask = _mask("".join(outside), step, operation.letters)
+        return f"tl.where({mask}, {a} * {b}, 0.0)" if mask else f"{a} * {b}"
     first = letters[left].replace(operation.summed, "") + operation.summed
     second = operation.summed + letters[right].replace(operation.summed, "")
     element = ELEMENTS[step.node.dtype]

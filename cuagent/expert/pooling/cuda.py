@@ -178,7 +178,7 @@ class _Pool(PoolText):
         side: Window = self.sides[k]
         chunks = math.ceil(side.count / (form.threads * width))
         w(f"constexpr int THREADS = {form.threads}, VECTOR = {width}, RESULTS = {width};")
-        w("__shared__ float results[THREADS * RESULTS];")
+        w("alignas(16) __shared__ float results[THREADS * RESULTS];")
         w(f"const {self.integer} line = blockIdx.x / {chunks};")
         w(f"const int first = blockIdx.x % {chunks} * (THREADS * RESULTS);")
         if k > 0:
