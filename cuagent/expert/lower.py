@@ -142,7 +142,10 @@ def _placeholder(low: Lowering, captured: Captured, fx: Any) -> None:
     if constant is not None and constant.ndim == 0 and constant.dtype.is_floating_point:
         low.numbers[name] = float(constant)
     order = order_of_value(fx.meta["val"]) if low.layouts and kind is Kind.INPUT else ()
-    low.values[fx.name] = low.add(Node(name, kind, op, (), shape_of(fx), dtype_of(fx), order=order))
+    dense = kind is not Kind.PARAMETER or bool(value_of(fx).is_contiguous())
+    low.values[fx.name] = low.add(
+        Node(name, kind, op, (), shape_of(fx), dtype_of(fx), contiguous=dense, order=order)
+    )
 
 
 def _constant(name: str, tensor: Any) -> str:

@@ -105,7 +105,9 @@ class Values:
         """
         part = self.graph.parts.get(tensor)
         if part is None or part.owner == tensor:
-            return self._value(tensor)
+            node = self.graph.node(tensor)
+            copied = node.kind is Kind.PARAMETER and not node.contiguous
+            return self._value(tensor) + ".contiguous()" * copied
         begin = f".view(-1)[{part.offset}:]" if part.offset else ""
         return f"{self._name(part.owner)}{begin}"
 

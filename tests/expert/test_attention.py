@@ -103,6 +103,11 @@ FORMS = {
         " is_causal=True).transpose(1, 2).flatten(2)",
         GROUPS,
     ),
+    "heads joined, three dimensions": (
+        "q, k, v",
+        "torch.bmm(torch.bmm(q, k.mT).softmax(-1), v).transpose(0, 1).reshape(9, 24).relu()",
+        "torch.randn(3, 9, 8), torch.randn(3, 13, 8), torch.randn(3, 13, 8)",
+    ),
     "heads joined": (
         "q, k, v",
         "((q @ k.mT).softmax(-1) @ v).transpose(1, 2).contiguous().view(2, 9, 32).relu()",
@@ -292,3 +297,22 @@ def test_no_candidate_without_attention_or_kernels(tmp_path):
     path.write_text(text_of(("q, k", "q @ k.mT", "torch.randn(2, 3, 9), torch.randn(2, 3, 9)")))
     subject = open_subject(load_task(f"{path}:Model", device="cpu"))
     assert make_candidate(subject, Options()) is None
+
+
+def test_multi_head_attention_of_torch_needs_no_copy_behind_the_attention(make):
+    text = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(32, 4)
+    def forward(self, x):
+        return self.attention(x, x, x)[0].relu()
+def get_inputs(): return [torch.randn(9, 2, 32)]
+def get_init_inputs(): return []
+"""
+    made = make(text, "Model")
+    forward = made.candidate.files["model_new.py"].rpartition("def forward")[2]
+    assert ".transpose(1, 2).contiguous()" in forward
+    assert forward.count("aten.clone") <= 1, "only the projections are copied"
+    assert_agrees(made)

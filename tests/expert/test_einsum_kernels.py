@@ -151,3 +151,38 @@ def test_cuda_kernel_agrees_with_reference(make, monkeypatch, name, dtype):
     made = make(text_of(name, dtype, after=".sigmoid()"), "Model", Options(), "cuda")
     assert "@triton.jit" in made.candidate.files["model_new.py"]
     assert_agrees(made, "cuda")
+
+
+def permuted_parameter(equation: str) -> str:
+    """Return a task whose parameter `b` has its dimensions in another order in memory."""
+    return f"""
+import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.b = torch.nn.Parameter(torch.randn(3, 2, 4, 24, 20).permute(0, 1, 4, 2, 3))
+    def forward(self, x, s):
+        return {equation}
+def get_inputs(): return [torch.randn(3, 2, 20, 4, 6), torch.randn(3, 4, 2, 20)]
+def get_init_inputs(): return []
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_parameter_in_another_memory_layout_is_copied_for_kernels(generate, interpreted):
+    equation = "torch.einsum('bclhn,bhcl,bclhp->bchpn', x, s, self.b)"
+    interpreted(generate(permuted_parameter(equation)))
+
+
+def test_text_copies_a_parameter_in_another_memory_layout(generate):
+    equation = "torch.einsum('bclhn,bhcl,bclhp->bchpn', x, s, self.b)"
+    text = permuted_parameter(equation)
+    assert "self.b.contiguous()" in generate(text).files["model_new.py"]
+    text = text.replace(".permute(0, 1, 4, 2, 3)", "").replace("4, 24, 20", "20, 4, 24")
+    assert "self.b.contiguous()" not in generate(text).files["model_new.py"]
+
+
+def test_parameter_in_another_memory_layout_is_copied_for_cpu_kernels(make):
+    made = make(permuted_parameter("(self.b * x.mean()).sin() + s.mean()"), "Model")
+    assert_agrees(made)

@@ -214,7 +214,7 @@ def _emit(
     aten = torch.ops.aten
     rank = len(match.order)
     swapped = match.order == (0, 2, 1, 3) and _layout_is_free(edit, match.last)
-    readers = [] if swapped or rank < RANK else _transposes(edit, match.last)
+    readers = [] if swapped or rank < RANK - 1 else _transposes(edit, match.last, rank)
     inside = swapped or bool(readers)
     tensors = operands if mask.tensor is None else (*operands, mask.tensor)
     result = edit.call(function, tensors, {**options, "heads_inside": inside})
@@ -230,28 +230,31 @@ def _emit(
             result = edit.call(aten.where.self, (empty, mean, result))
         else:
             result = edit.call(fill, (result, empty, float("nan")))
+    for _ in range(RANK - rank):
+        result = edit.call(aten.squeeze.dim, (result, 0))
     for reader in readers:
         edit.replace(reader, result)
     if readers:
         return
-    for _ in range(RANK - rank):
-        result = edit.call(aten.squeeze.dim, (result, 0))
     if not swapped and match.order != tuple(range(rank)):
         result = edit.call(aten.permute.default, (result, list(match.order)))
     edit.replace(match.last, result)
 
 
-def _transposes(edit: Edit, node: Any) -> list[Any]:
+def _transposes(edit: Edit, node: Any, rank: int) -> list[Any]:
     """Return the readers of `node` if each of them exchanges rows and heads; otherwise an empty
     list.
 
-    The list is also empty if forward returns `node` or a reader, or if the memory layout of a
-    reader has an effect on the results.
+    In a node of three dimensions the first one stands for samples and heads. The list is also empty
+    if forward returns `node` or a reader, or if the memory layout of a reader has an effect on the
+    results.
     """
     readers = list(node.users)
+    heads, rows = rank - 3, rank - 2
+    order = [*range(heads), rows, heads, rank - 1]
     swaps = all(
-        (called(r) == "transpose" and {d % RANK for d in r.args[1:3]} == {1, 2})
-        or (called(r) == "permute" and [d % RANK for d in r.args[1]] == [0, 2, 1, 3])
+        (called(r) == "transpose" and {d % rank for d in r.args[1:3]} == {heads, rows})
+        or (called(r) == "permute" and [d % rank for d in r.args[1]] == order)
         for r in readers
     )
     settled = swaps and all(_layout_is_free(edit, reader) for reader in readers)

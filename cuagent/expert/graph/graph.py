@@ -188,7 +188,8 @@ class Node:
     origin: str = ""
     """Name of the captured operator that was lowered to this node."""
     contiguous: bool = True
-    """False if torch returns the result of this library call in another memory layout."""
+    """False if torch returns the result of this library call, or the module has this parameter, in
+    another memory layout."""
     strides: tuple[int, ...] = ()
     offset: int = 0
     window: tuple[int, int] = (0, 0)
