@@ -2,8 +2,8 @@
 
 What it did until then is lost, so it is stopped only if the run on few rows shows one of these:
 
-- racecheck itself failed there, so it does not work for these kernels. A hardware exception does not
-  show that: a kernel for one number of rows may access memory beyond fewer rows;
+- racecheck itself failed there, so it does not work for these kernels (a hardware exception does
+  not show that: a kernel for one number of rows may access memory beyond fewer rows);
 - its call took so long that the call on all rows cannot end;
 - it is still running long after the other tools have ended, which saw all rows.
 
