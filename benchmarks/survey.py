@@ -1,17 +1,17 @@
-"""Time the expert's candidates of many problems next to every way that torch offers, on GPUs.
+"""Time the expert's candidates of many problems next to torch's usual ways, on GPUs.
 
     python benchmarks/survey.py FOLDER --levels 2,3 [--problems LIST] [--dtype bfloat16]
         [--gpus N] [--jobs N] [--seconds S] [--json FILE]
 
 FOLDER has problems in the format of KernelBench, in folders `level1` to `level3`. `--dtype`
-converts each module and its inputs. Each problem is a process; `--jobs` of them share a GPU, and
-one is timed at the same time, while others may compile. So a figure is the lower quartile of
+converts each module and its inputs. Each problem is a process; `--jobs` of them share a GPU. One is
+timed at a time, while others may compile and make first calls, so a figure is the lower quartile of
 alternating rounds, by CUDA events around one call after a flush of the L2 cache. Arms are eager and
-the default torch.compile, both also with cudnn.benchmark and with channels-last weights, compiled
-code in a CUDA graph, and candidates with different options, also in a CUDA graph. A graph replays
-without copies of inputs, so it is a bound and not an offer. Errors are relative to eager's output.
-The program prints the fastest arm of both sides with its longest kernels; the file has all. There
-is no verdict and no search: it shows where to work.
+the default torch.compile, both also with cudnn.benchmark and with channels-last weights, and
+candidates with different options. All are also captured in a CUDA graph, which replays without
+copies of inputs, so it is a bound and not an offer. Autotuning is left out. Errors are relative to
+eager's output. The program prints the fastest arm of both sides with its longest kernels; the file
+has all. There is no verdict and no search: it shows where to work.
 """
 
 from __future__ import annotations
@@ -99,6 +99,26 @@ def _name(path: Path) -> str:
 def _run_all(waiting: list[Path], given: argparse.Namespace, folder: Path) -> None:
     started = time.monotonic()
     running: dict[Path, tuple[int, subprocess.Popen[str]]] = {}
+    try:
+        _run_until_late(waiting, running, given, folder)
+    finally:
+        for _, process in running.values():
+            process.kill()
+    for path in running:
+        print(f"{_name(path)}: not ready in time")
+    names = ", ".join(map(_name, waiting)) or "none"
+    print(f"not started: {names}; {time.monotonic() - started:.0f} s")
+
+
+def _run_until_late(
+    waiting: list[Path],
+    running: dict[Path, tuple[int, subprocess.Popen[str]]],
+    given: argparse.Namespace,
+    folder: Path,
+) -> None:
+    """Move problems from `waiting` to `running`, and out of it when they end, until none is left or
+    the time is over."""
+    started = time.monotonic()
     free = [gpu for _ in range(given.jobs) for gpu in range(given.gpus)]
     while (waiting or running) and time.monotonic() - started < given.seconds:
         while waiting and free:
@@ -126,11 +146,6 @@ def _run_all(waiting: list[Path], given: argparse.Namespace, folder: Path) -> No
                 with given.json.open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"problem": _name(path)} | found) + "\n")
         time.sleep(0.1)
-    for path, (_, process) in running.items():
-        process.kill()
-        print(f"{_name(path)}: not ready in time")
-    names = ", ".join(map(_name, waiting)) or "none"
-    print(f"not started: {names}; {time.monotonic() - started:.0f} s")
 
 
 def _result(file: Path) -> dict[str, Any]:
@@ -309,7 +324,8 @@ def _measure(calls: dict[str, tuple[Call, Any, bool]], arms: dict[str, Any]) -> 
 
 
 def _graphs(ready: dict[str, Call], arms: dict[str, Any]) -> Iterator[tuple[str, Call]]:
-    for name in [n for n in ready if n.startswith(("compile", "own"))]:
+    """Yield the name and the replay of each arm in a CUDA graph; note those that fail."""
+    for name in list(ready):
         torch.backends.cudnn.benchmark = name.endswith("benchmark")
         try:
             graph = torch.cuda.CUDAGraph()

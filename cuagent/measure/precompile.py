@@ -187,8 +187,10 @@ def compile_only(model: Any, inputs: Sequence[Any], name: str) -> bool:
     mode, *options = name.split("+")
     if "bf16" in options:
         return False  # seldom the best: compiled when it is opened
+    tensors = [*model.parameters(), *model.buffers()]
+    own = [tensor.data for tensor in tensors]
     if "channels_last" in options:
-        model = to_channels_last(model)
+        to_channels_last(model)
     inductor = torch._TorchCompileInductorWrapper(
         "default" if mode == "compile" else mode, None, None
     )
@@ -207,4 +209,7 @@ def compile_only(model: Any, inputs: Sequence[Any], name: str) -> bool:
             torch.compile(model, backend=backend)(*inputs)
     except Exception:  # noqa: BLE001 - `Compiled`, which dynamo wraps, or a fault that opening shows
         pass
+    finally:  # the next rung starts with the module's own layouts
+        for tensor, data in zip(tensors, own, strict=True):
+            tensor.data = data
     return bool(compiled)

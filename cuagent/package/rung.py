@@ -198,7 +198,7 @@ def _statements(mode: str, options: list[str]) -> Iterator[str]:
         yield "formats = {4: torch.channels_last, 5: torch.channels_last_3d}"
         yield "for tensor in (*module.parameters(), *module.buffers()):"
         yield "    if tensor.ndim in formats:"
-        yield "        tensor.data = tensor.data.contiguous(memory_format=formats[tensor.ndim])"
+        yield "        tensor.data = tensor.data.to(memory_format=formats[tensor.ndim])"
     if "bf16" in options:
         yield "module._forward_in_float32 = module.forward"
         yield "module.forward = types.MethodType(_in_bfloat16, module)"

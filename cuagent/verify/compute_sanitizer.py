@@ -56,6 +56,8 @@ Such an access rejects an attempt in any kernel, also in a library's.
 """
 INTERNAL = "Internal Sanitizer Error"
 """Start of a report line on a failure of compute-sanitizer itself."""
+EXCEPTION = "hardware exception"
+"""Text in such a line that may also be the fault of a kernel, such as an access outside memory."""
 _SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
 _RACE = re.compile(r"\b(?:[Rr]ace|hazard)\b")
 """Word in each finding of racecheck."""
@@ -88,8 +90,9 @@ class Report:
 
     @property
     def failed_itself(self) -> bool:
-        """True if the tool ended with an error of its own."""
-        return self.outcome is Outcome.UNKNOWN and INTERNAL in self.text
+        """True if the tool ended with an error of its own that no kernel can cause."""
+        failed = self.outcome is Outcome.UNKNOWN and INTERNAL in self.text
+        return failed and EXCEPTION not in self.text
 
 
 def sanitizer() -> Path | None:
@@ -212,13 +215,7 @@ def read(tool: str, status: int | None, text: str, own: Collection[str]) -> Repo
     """
     if status is None:
         return Report(tool, Outcome.UNKNOWN, "exceeded its time limit")
-    printed = "\n".join(_lines_of_tool(text))
-    if (
-        status == FOUND
-        and INTERNAL in printed
-        and tool == "racecheck"
-        and not _RACE.search(printed)
-    ):
+    if status == FOUND and tool == "racecheck" and _only_failed(text):
         return Report(tool, Outcome.UNKNOWN, _shown(text))
     if status == FOUND:
         named = not set(own).isdisjoint(re.findall(r"\w+", text))
@@ -229,6 +226,12 @@ def read(tool: str, status: int | None, text: str, own: Collection[str]) -> Repo
     if status == 0 and summary is not None and summary[1] == "0":
         return Report(tool, Outcome.CLEAN)
     return Report(tool, Outcome.UNKNOWN, _shown(text) or f"ended with exit status {status}")
+
+
+def _only_failed(text: str) -> bool:
+    """Return True if racecheck printed a failure of its own, and no finding."""
+    printed = "\n".join(_lines_of_tool(text))
+    return INTERNAL in printed and INVALID not in printed and not _RACE.search(printed)
 
 
 def _shown(text: str) -> str:

@@ -1,8 +1,9 @@
 """Decide if racecheck on all rows is stopped, because it cannot end in its time.
 
-What it did until then is lost, so it is stopped only if the run on few rows shows one of these:
+A stopped run reports nothing, so it is stopped only if the run on few rows shows one of these:
 
-- racecheck itself failed there, so it does not work for these kernels;
+- racecheck itself failed there, so it does not work for these kernels (a hardware exception does
+  not show that: a kernel for one number of rows may access memory beyond fewer rows);
 - its call took so long that the call on all rows cannot end;
 - it is still running long after the other tools have ended, which saw all rows.
 
@@ -20,10 +21,8 @@ from cuagent.verify.compute_sanitizer import Outcome, Report
 FEW_LATE_S = 5.0
 """Seconds after the end of the other tools, after which racecheck on few rows must have ended."""
 LEAST_SCALE = 4.0
-"""Least number of times that all rows are as many as few rows that are late.
-
-Otherwise all rows might end soon after few rows.
-"""
+"""Smallest ratio of all rows to few rows at which late few rows count. Below it, all rows might end
+soon after few rows."""
 CERTAIN = 3.0
 """Number of times that the call on all rows, by the time of few rows, exceeds the time for it.
 

@@ -29,5 +29,7 @@ def to_channels_last(module: nn.Module) -> nn.Module:
     layouts = dict(zip(RANKS, (torch.channels_last, torch.channels_last_3d), strict=True))
     for tensor in (*module.parameters(), *module.buffers()):
         if tensor.ndim in layouts:
-            tensor.data = tensor.data.contiguous(memory_format=layouts[tensor.ndim])
+            # `contiguous` would leave the strides of pointwise and depthwise weights, by which
+            # torch chooses the layout of the convolution.
+            tensor.data = tensor.data.to(memory_format=layouts[tensor.ndim])
     return module

@@ -13,11 +13,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from task_text import task_text
 
 from cuagent.device_lock import DeviceLock
 from cuagent.measure import rung_compiler, tuning_lock
-from cuagent.measure.precompile import precompile
+from cuagent.measure.precompile import compile_only, precompile
 from cuagent.measure.rung_compiler import EarlyCompilation, RungCompiler
 from cuagent.measure.timing.surroundings import compiled_graphs
 from cuagent.measure.tuning_lock import TuningLock
@@ -82,6 +83,14 @@ def test_a_rung_that_is_not_done_in_time_is_left_out(
     task, names = load_task(path, device="cpu"), ("compile", "eager+channels_last")
     found = precompile(task, names, fork_server, DeviceLock(), limit_s=0.0)
     assert found == ["eager+channels_last"]
+
+
+def test_a_rung_in_channels_last_leaves_the_layouts_of_the_next_rung() -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(4, 8, 3))
+    weight = model[0].weight
+    before = weight.data_ptr(), weight.stride()
+    assert compile_only(model, [torch.randn(2, 4, 6, 6)], "compile+channels_last")
+    assert (weight.data_ptr(), weight.stride()) == before
 
 
 TUNE = """

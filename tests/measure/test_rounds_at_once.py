@@ -17,10 +17,10 @@ from cuagent.measure.timing.round_runner import RoundRunner
 from cuagent.measure.timing.rounds import LOOKS
 from cuagent.measure.timing.timed_arm import TimedArm
 from cuagent.measure.timing.timer import Timer
-from cuagent.task import Device, load_task
+from cuagent.task import Device, load_task, memory
 from cuagent.timing import Effort, Timing
 from cuagent.verify import Referee
-from cuagent.worker import ForkServer
+from cuagent.worker import ForkServer, Session
 
 pytestmark = pytest.mark.slow
 
@@ -46,6 +46,7 @@ CRASH = TASK.replace("time.sleep(0.002)", "import os; os.abort()")
 @pytest.fixture(autouse=True)
 def _together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baselines, "TOGETHER", (Device.CPU,))
+    monkeypatch.setattr(memory, "free", lambda _="cpu": 1 << 40)
 
 
 @pytest.fixture
@@ -154,6 +155,28 @@ def test_processes_of_a_large_task_open_round_after_round(
     monkeypatch.setattr(spares, "free_memory", lambda _: 3 * free)
     assert spares.rounds_at_once(referee, 0, 3) == LOOKS.rounds[0]
     assert spares.rounds_at_once(referee, LOOKS.rounds[0], 3) == LOOKS.rounds[1] - LOOKS.rounds[0]
+
+
+def test_rounds_open_one_after_another_on_a_host_with_little_memory(
+    referee: Referee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = 2 * 3  # of two rounds
+    enough = int(processes * spares.HOST_BYTES / spares.SHARE)
+    monkeypatch.setattr(memory, "free", lambda: enough)
+    assert spares.rounds_at_once(referee, 0, 3) == 2
+    monkeypatch.setattr(memory, "free", lambda: enough - 1)
+    assert spares.rounds_at_once(referee, 0, 3) == 1
+
+
+def test_processes_of_later_rounds_that_cannot_be_stopped_are_ended(
+    referee: Referee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Session, "pause", lambda _: False)
+    seen = Seen(referee, monkeypatch)
+    timing = recorded(referee)
+    assert timing.ratios.keys() == {EAGER, OTHER}
+    assert len(seen.others[0]) == 3, "eager's processes of three rounds, which are stopped"
+    assert {state for states in seen.others for state in states} == {"T"}
 
 
 def test_each_round_opens_fresh_baselines_first() -> None:

@@ -6,6 +6,7 @@ import ast
 import importlib
 import subprocess
 import sys
+from copy import deepcopy
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -20,6 +21,7 @@ from cuagent.package.rung import module_text
 from cuagent.task import TorchSettings
 from cuagent.task.task import Device, Precision, Task
 from cuagent.timing import Effort, Ratio
+from cuagent.worker.channels_last import to_channels_last
 
 REFERENCE = """
 import torch
@@ -83,6 +85,16 @@ def test_exported_function_returns_the_given_module(tmp_path: Path) -> None:
     module = torch.nn.Conv2d(3, 4, 3)
     assert imported(folder).faster(module) is module
     assert module.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_exported_function_changes_layouts_as_the_timed_rung_does(tmp_path: Path) -> None:
+    conv2d, conv3d = torch.nn.Conv2d, torch.nn.Conv3d
+    layers = conv2d(4, 4, 3), conv2d(4, 4, 1), conv2d(4, 4, 3, groups=4), conv3d(4, 4, 3)
+    module = torch.nn.Sequential(*layers)
+    timed = to_channels_last(deepcopy(module))
+    imported(exported("eager+channels_last", tmp_path / "out")).faster(module)
+    for weight, other in zip(module.parameters(), timed.parameters(), strict=True):
+        assert weight.stride() == other.stride()
 
 
 @pytest.mark.parametrize("name", ["compile", "eager+bf16"])

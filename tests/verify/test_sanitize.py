@@ -464,7 +464,10 @@ def test_race_on_few_rows_alone_does_not_reject(
     assert found.raced is None
 
 
-INTERNAL = "========= Internal Sanitizer Error: The Sanitizer failed to handle a hardware exception"
+INTERNAL = "========= Internal Sanitizer Error: The Sanitizer ran out of memory"
+EXCEPTION = (
+    "========= Internal Sanitizer Error: The Sanitizer failed to handle a hardware exception"
+)
 ENDLESS_ON_ALL_ROWS = "test $WHOLE = 1 && sleep 600"
 
 
@@ -479,6 +482,15 @@ def test_race_check_stops_if_the_tool_itself_failed_on_few_rows(
     assert "Internal Sanitizer Error" in found.reports[1].text
     assert found.raced is None
     assert found.seconds < 200  # usually below 15 s
+
+
+def test_race_is_found_although_the_kernel_leaves_its_memory_on_few_rows(
+    tool: Path, referee: Referee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    race = 'echo "========= Error: Race at relu_kernel()" && exit 99'
+    body = f'test $WHOLE = 0 && echo "{EXCEPTION}" && exit 99; sleep 8; {race}'
+    found, *_ = on_few_rows(tool, referee, monkeypatch, stand_in(body), CALLED)
+    assert found.reports[1].outcome is Outcome.FAULTY
 
 
 def test_race_check_stops_if_few_rows_show_that_it_cannot_end(
@@ -525,6 +537,7 @@ def test_race_check_stops_if_even_few_rows_are_late(
 CALL = ("relu_kernel",)
 FEW = Report("racecheck", Outcome.CLEAN, reached=CALL, call_s=2.0)
 FAILED = Report("racecheck", Outcome.UNKNOWN, "Internal Sanitizer Error: it failed")
+OUTSIDE = Report("racecheck", Outcome.UNKNOWN, EXCEPTION)
 ENDED = Report("memcheck", Outcome.CLEAN, reached=CALL)
 
 
@@ -539,6 +552,7 @@ ENDED = Report("memcheck", Outcome.CLEAN, reached=CALL)
         (replace(FEW, outcome=Outcome.UNKNOWN), 1e6, 60.0, False),
         (FAILED, 1.0, 0.0, True),
         (replace(FAILED, outcome=Outcome.FAULTY), 1.0, 0.0, False),
+        (OUTSIDE, 1e6, 60.0, False),  # the kernel may be written for all rows
         (None, 1e6, 4.9, False),
         (None, 4.0, 5.1, True),
         (None, 2.0, 60.0, False),  # all rows may end soon after
@@ -560,6 +574,10 @@ def test_tools_that_could_not_run_do_not_stop_the_race_check(few: Report | None)
 def test_own_failure_of_the_race_check_is_no_race() -> None:
     failed = f"{INTERNAL}\n=========     at relu_kernel(float *)\n"
     assert read("racecheck", FOUND, failed, OWN).failed_itself
+    outside = read("racecheck", FOUND, f"{EXCEPTION}\nat relu_kernel", OWN)
+    assert (outside.outcome, outside.failed_itself) == (Outcome.UNKNOWN, False)
+    invalid = f"{failed}========= Invalid __global__ read of size 4 bytes\n"
+    assert read("racecheck", FOUND, invalid, OWN).outcome is Outcome.FAULTY
     race = f"{failed}========= Error: Race reported between Write access at relu_kernel(float *)\n"
     assert read("racecheck", FOUND, race, OWN).outcome is Outcome.FAULTY
 

@@ -11,7 +11,10 @@ from cuagent.worker.channels_last import has_channels_last, to_channels_last
     ("layer", "x", "layout"),
     [
         (nn.Conv2d(4, 8, 3), torch.randn(2, 4, 6, 6), torch.channels_last),
+        (nn.Conv2d(4, 8, 1), torch.randn(2, 4, 6, 6), torch.channels_last),
+        (nn.Conv2d(4, 4, 3, groups=4), torch.randn(2, 4, 6, 6), torch.channels_last),
         (nn.ConvTranspose3d(4, 8, 3), torch.randn(2, 4, 5, 5, 5), torch.channels_last_3d),
+        (nn.Conv3d(4, 8, 1), torch.randn(2, 4, 5, 5, 5), torch.channels_last_3d),
     ],
 )
 def test_convolution_of_a_contiguous_input_computes_in_the_layout_of_its_weights(
@@ -24,6 +27,14 @@ def test_convolution_of_a_contiguous_input_computes_in_the_layout_of_its_weights
     assert module[0].weight.is_contiguous(memory_format=layout)
     assert after.is_contiguous(memory_format=layout)
     torch.testing.assert_close(after, before)
+
+
+@pytest.mark.parametrize("shape", [(8, 4, 3, 3), (8, 4, 1, 1), (8, 1, 3, 3), (1, 4, 3, 3)])
+def test_weights_have_the_strides_that_torch_gives_them(shape: tuple[int, ...]) -> None:
+    module, other = (nn.ParameterDict({"weight": torch.empty(shape)}) for _ in range(2))
+    other.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    to_channels_last(module)
+    assert module["weight"].stride() == other["weight"].stride()
 
 
 def test_weights_of_other_ranks_keep_their_layout() -> None:

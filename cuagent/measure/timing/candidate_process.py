@@ -86,12 +86,19 @@ class CandidateProcess:
         found = next((item for item in self._prewarmed if item[0] == attempt), None)
         if found is not None:
             self._prewarmed.remove(found)
-        for later in self.waiting:
-            later.pause()
+        self._stop_later()
         session = processes.waiting(attempt, cores=cores) if found is None else found[1]
         session.unpause()
         run_giving_way(lambda: processes.finish_candidate(session, build), session, sharing)
         return session
+
+    def _stop_later(self) -> None:
+        """Stop the processes of later rounds; end those that cannot be stopped, because they would
+        compute while others are timed."""
+        for item in list(self._prewarmed):
+            if not item[1].pause():
+                item[1].close()
+                self._prewarmed.remove(item)
 
     def discard(self) -> None:
         """End the prewarmed processes that will not be needed."""

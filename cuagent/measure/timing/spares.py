@@ -12,16 +12,19 @@ from collections.abc import Collection, Sequence
 from cuagent.measure.timing.rounds import LOOKS
 from cuagent.measure.timing.surroundings import free_memory
 from cuagent.measure.timing.timed_arm import TimedArm
+from cuagent.task import memory
 from cuagent.verify.referee import Referee
 
 SHARE = 0.5
-"""Largest share of the GPU's free memory that the processes of several rounds may take together.
+"""Largest share of the free memory that the processes of several rounds may take together.
 
 When the processes of a task of 3 GB a call all stayed open, a round took three times as long for an
 unknown reason.
 """
 PROCESS_BYTES = 1 << 29
 """Assumed GPU memory in bytes of a process without its tensors."""
+HOST_BYTES = 1 << 30
+"""Assumed memory in bytes that a process takes of the host."""
 
 
 class Spares:
@@ -65,10 +68,11 @@ def rounds_at_once(referee: Referee, rounds_done: int, arms: int) -> int:
     least one. `arms` is the number of processes in a round.
     """
     until_look = next((look for look in LOOKS.rounds if look > rounds_done), 1 + rounds_done)
-    free = free_memory(referee.task.device)
+    free, host = free_memory(referee.task.device), memory.free()
     for rounds in range(until_look - rounds_done, 1, -1):
         processes = rounds * arms
         needed = processes * (PROCESS_BYTES + referee.facts.layouts.state.size)
-        if free is None or needed + referee.room.timing(processes) <= SHARE * free:
+        on_device = free is None or needed + referee.room.timing(processes) <= SHARE * free
+        if on_device and processes * HOST_BYTES <= SHARE * host:
             return rounds
     return 1
