@@ -150,6 +150,8 @@ def test_view_of_a_result_has_the_strides_of_torch(generate, interpreted):
     assert "@triton.jit" in candidate.files["model_new.py"]
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.parametrize("bias", ["t[0, :, :1, :1, 0]", "t[:, :1, :1, :1, 0]", "t[..., 0]"])
 def test_epilogue_reads_tensors_with_one_of_two_joined_letters(generate, interpreted, bias):
     text = text_of("sum over a letter of one operand", after=f" + {bias}")
