@@ -16,8 +16,8 @@ from cuagent.expert.products.epilogue import epilogue, pointer, times, variable
 from cuagent.expert.products.triton import ELEMENTS
 from cuagent.expert.streaming.expressions import identifier
 
-LARGE_TILE = 64 * 64
-"""Number of elements of a tile from which on a block has eight warps instead of four."""
+WARPS = 4
+"""Number of warps of a block, whose tile has up to 64 x 64 elements."""
 WIDE = 1 << 31
 """Number of elements of a tensor from which on indices have 64 bits."""
 
@@ -57,8 +57,7 @@ def render(name: str, step: EinsumStep, graph: Graph) -> str:
 
 def launch(name: str, step: EinsumStep, arguments: list[str]) -> list[str]:
     """Return the lines of Python that launch the kernel."""
-    warps = 8 if math.prod(step.blocks[c] for c in step.tile) > LARGE_TILE else 4
-    return [f"{name}[({step.programs},)](", f"    {', '.join(arguments)}, num_warps={warps},", ")"]
+    return [f"{name}[({step.programs},)](", f"    {', '.join(arguments)}, num_warps={WARPS},", ")"]
 
 
 def _indices(step: EinsumStep, graph: Graph) -> list[str]:
