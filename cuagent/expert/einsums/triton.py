@@ -57,7 +57,8 @@ def render(name: str, step: EinsumStep, graph: Graph) -> str:
 
 def launch(name: str, step: EinsumStep, arguments: list[str]) -> list[str]:
     """Return the lines of Python that launch the kernel."""
-    return [f"{name}[({step.programs},)](", f"    {', '.join(arguments)}, num_warps={WARPS},", ")"]
+    given = f"    {', '.join(arguments)},"
+    return [f"{name}[({step.programs},)](", given, f"    num_warps={WARPS},", ")"]
 
 
 def _indices(step: EinsumStep, graph: Graph) -> list[str]:
