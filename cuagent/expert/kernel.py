@@ -62,7 +62,7 @@ class Request:
     """CUDA: true to use 16-byte accesses if the shape allows them."""
     clusters: bool = False
     """CUDA: true if the GPU has clusters of blocks, and 228 KB of shared memory in each
-    multiprocessor, which GPUs of compute capability 12 have not."""
+    multiprocessor. GPUs of compute capability 12 have 100 KB."""
     rebased: bool = False
     """CPU: true if the launcher is called with pointers to the first elements that it reads
     (`KernelCall.offsets`)."""

@@ -258,7 +258,7 @@ class _Module(Prepared):
                 yield f"{self._name(part.owner)} = {self._empty(self.graph.node(part.owner))}"
 
     def _join(self, node: Node, copied: set[str]) -> Iterator[str]:
-        """Yield the Python lines that copy arguments to a concatenation that has them not yet."""
+        """Yield the Python lines that copy arguments that no kernel wrote into a concatenation."""
         at, (dim,), start = self.graph.parts[node.name], node.dims, 0
         for name in node.inputs:
             place = at.offset + start * at.strides[dim]

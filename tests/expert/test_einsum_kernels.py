@@ -121,6 +121,13 @@ def test_sum_of_two_einsums_is_the_second_ones_epilogue(generate):
     assert "aten.add" not in candidate.files["model_new.py"]
 
 
+def test_two_kernels_compile_in_parallel(generate):
+    second = "torch.einsum('bclhn,bcshn->bhcls', x, z)"
+    candidate = generate(text_of("state of a chunk").replace("value\n", f"value, {second}\n"))
+    assert candidate is not None
+    assert candidate.files["model_new.py"].count(".warmup(") == 2
+
+
 INTERPRETER = [
     pytest.mark.slow,
     pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed"),

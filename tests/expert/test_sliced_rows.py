@@ -9,7 +9,7 @@ from agreement import assert_agrees  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Options
 from cuagent.expert.capture.subject import Target
-from cuagent.expert.streaming import cuda_kept, cuda_sliced
+from cuagent.expert.streaming import cuda, cuda_kept, cuda_sliced
 
 AMPERE = Target("cuda", (8, 0), 108)
 HOPPER = Target("cuda", (9, 0), 132)
@@ -84,6 +84,14 @@ def test_rows_larger_than_a_clusters_memory_are_sliced(generate, target):
 def test_other_reductions_are_not_sliced(generate, short, body):
     text = reductions.text_of(body, "70, 4096")
     assert "_device_elements" not in generated(generate(text, HOPPER))
+
+
+@pytest.mark.parametrize("most", ["columns", "rows"])
+def test_more_elements_than_an_int_counts_are_left_to_torch(generate, monkeypatch, most):
+    monkeypatch.setattr(cuda, "MOST_INDICES", 3000)
+    shape = "70, 3000" if most == "columns" else "3000, 70"
+    candidate = generate(reductions.text_of(SOFTMAX, shape), HOPPER)
+    assert candidate is None or "Max::join" not in generated(candidate)
 
 
 @pytest.mark.gpu

@@ -20,7 +20,7 @@ WIDE, WARPS = 128, 8
 """Columns of a tile and warps of a block: with as many columns and fewer warps, the exact sum in
 the same kernel costs nothing."""
 SHARE = 64
-"""Number of tiles that a program of the second launch has. It ends at once if none has a flag."""
+"""Number of tiles of a program of the second launch. Without a flagged tile it only reads flags."""
 
 
 def has_flags(conv: Convolution, tile: Tile) -> bool:

@@ -34,7 +34,7 @@ LEAST_SIDE, MOST_SIDE = 16, 256
 
 
 @dataclass(frozen=True)
-class Place:
+class LetterPlace:
     """Memory location of a tensor that a kernel reads, indexed by letters."""
 
     tensor: str
@@ -57,14 +57,14 @@ class EinsumStep:
     """Number of elements along each letter."""
     grid: str
     """Letters of which each block computes one index, the fastest one last."""
-    result: Place
+    result: LetterPlace
     """Location of the result."""
-    operands: tuple[Place, ...]
+    operands: tuple[LetterPlace, ...]
     operations: tuple[TileOperation, ...]
     precision: str
     """Triton's `input_precision` of products of float32 operands."""
     epilogue: tuple[Node, ...] = ()
-    reads: dict[tuple[str, str], Place] | None = None
+    reads: dict[tuple[str, str], LetterPlace] | None = None
     """Tensors that the epilogue reads, by (name of the reading node, name of its argument)."""
     outputs: tuple[str, ...] = ()
 
@@ -154,7 +154,7 @@ def _einsum_step(
         for letter, count in zip(word, graph.node(name).shape, strict=True):
             sizes[letter] = max(count, sizes.get(letter, 1))
     letters = zip(step.spec.result, contiguous_strides(step.shape), strict=True)
-    result = Place(step.name, step.dtype, tuple(letters), 0)
+    result = LetterPlace(step.name, step.dtype, tuple(letters), 0)
     result, operands, sizes = _merged(result, operands, sizes)
     largest = max(operands, key=lambda place: math.prod(sizes[c] for c in place.letters))
     shared = [c for c in result.letters if all(c in p.letters for p in operands)]
@@ -180,17 +180,17 @@ def _can_multiply(target: Target, dtype: str) -> bool:
     return target.capability >= (8, 0) and dtype in ("float16", "bfloat16")
 
 
-def _place(graph: Graph, node: Node, word: str) -> Place:
+def _place(graph: Graph, node: Node, word: str) -> LetterPlace:
     """Return the location of a node's value; `word` has the letters of its dimensions. Raises
     NestError if strides do not give it."""
     base, strides, offset = storage(graph, node)
     pairs = zip(word, strides, node.shape, strict=True)
-    return Place(base.name, base.dtype, tuple((c, s) for c, s, n in pairs if n > 1), offset)
+    return LetterPlace(base.name, base.dtype, tuple((c, s) for c, s, n in pairs if n > 1), offset)
 
 
 def _merged(
-    result: Place, operands: list[Place], sizes: dict[str, int]
-) -> tuple[Place, list[Place], dict[str, int]]:
+    result: LetterPlace, operands: list[LetterPlace], sizes: dict[str, int]
+) -> tuple[LetterPlace, list[LetterPlace], dict[str, int]]:
     """Return the places and sizes with neighbouring letters joined to one where all tensors that
     have one of them store both as one dimension.
 
@@ -212,7 +212,7 @@ def _merged(
     return places[0], places[1:], sizes
 
 
-def _are_one(place: Place, first: str, second: str, size: int) -> bool:
+def _are_one(place: LetterPlace, first: str, second: str, size: int) -> bool:
     """Return True if a tensor stores two letters as one dimension, or has none of them; `size` is
     that of `second`."""
     strides = dict(place.strides)
@@ -253,7 +253,7 @@ def _is_computed(node: Node, step: EinsumStep, inner: set[str]) -> bool:
     return node.kind is Kind.POINTWISE and node.op in EXPRESSIONS and same
 
 
-def _read(graph: Graph, name: str, step: EinsumStep) -> Place:
+def _read(graph: Graph, name: str, step: EinsumStep) -> LetterPlace:
     """Return the location of a tensor that is broadcast to the result. Raises NestError."""
     node, letters = graph.node(name), step.node.spec.result
     place = _place(graph, node, letters[len(letters) - len(node.shape) :])

@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 
 from cuagent.expert.einsums.contraction import TileOperation
-from cuagent.expert.einsums.match import EinsumStep, Place
+from cuagent.expert.einsums.match import EinsumStep, LetterPlace
 from cuagent.expert.graph.graph import Graph
 from cuagent.expert.products.epilogue import epilogue, pointer, times, variable
 from cuagent.expert.products.triton import ELEMENTS
 from cuagent.expert.streaming.expressions import identifier
 
-LARGE_TILE = 64 * 64
-"""Number of elements of a tile from which on a block has eight warps instead of four."""
+WARPS = 4
+"""Number of warps of a block, whose tile has up to 64 x 64 elements."""
 WIDE = 1 << 31
 """Number of elements of a tensor from which on indices have 64 bits."""
 
@@ -57,8 +57,8 @@ def render(name: str, step: EinsumStep, graph: Graph) -> str:
 
 def launch(name: str, step: EinsumStep, arguments: list[str]) -> list[str]:
     """Return the lines of Python that launch the kernel."""
-    warps = 8 if math.prod(step.blocks[c] for c in step.tile) > LARGE_TILE else 4
-    return [f"{name}[({step.programs},)](", f"    {', '.join(arguments)}, num_warps={warps},", ")"]
+    given = f"    {', '.join(arguments)},"
+    return [f"{name}[({step.programs},)](", given, f"    num_warps={WARPS},", ")"]
 
 
 def _indices(step: EinsumStep, graph: Graph) -> list[str]:
@@ -84,7 +84,7 @@ def _indices(step: EinsumStep, graph: Graph) -> list[str]:
     return lines
 
 
-def _tile_letters(place: Place, step: EinsumStep) -> str:
+def _tile_letters(place: LetterPlace, step: EinsumStep) -> str:
     return "".join(c for c in place.letters if c not in step.grid)
 
 
@@ -99,7 +99,7 @@ def _index(letter: str, tile: str, step: EinsumStep, *, wrapped: bool) -> str:
     return text
 
 
-def _sum(base: str, place: Place, step: EinsumStep, tile: str, *, wrapped: bool) -> str:
+def _sum(base: str, place: LetterPlace, step: EinsumStep, tile: str, *, wrapped: bool) -> str:
     """Return the text of the pointers to a tensor's tile; `tile` has the letters of its axes."""
     parts = [base, *([str(place.offset)] if place.offset else [])]
     for letter, stride in place.strides:
@@ -116,14 +116,14 @@ def _mask(letters: str, step: EinsumStep, tile: str) -> str:
     )
 
 
-def _load(place: Place, step: EinsumStep) -> str:
+def _load(place: LetterPlace, step: EinsumStep) -> str:
     tile = _tile_letters(place, step)
     address = _sum(pointer(place.tensor), place, step, tile, wrapped=False)
     mask = _mask(tile, step, tile)
     return f"tl.load({address}{f', mask={mask}, other=0.0' if mask else ''})"
 
 
-def _address(place: Place, step: EinsumStep) -> str:
+def _address(place: LetterPlace, step: EinsumStep) -> str:
     """Return the pointers to a tensor that the epilogue reads, which has the result's axes."""
     return _sum(pointer(place.tensor), place, step, step.tile, wrapped=True)
 

@@ -269,7 +269,7 @@ class Graph:
         return cached
 
     def strides(self, name: str) -> tuple[int, ...]:
-        """Return the strides of a value that is no view, in elements."""
+        """Return the strides, in elements, of a value that is not a view."""
         part = self.parts.get(name)
         return part.strides if part else contiguous_strides(self.node(name).shape)
 

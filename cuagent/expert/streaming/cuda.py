@@ -27,9 +27,12 @@ from cuagent.expert.streaming.cuda_split import SplitSchedules
 from cuagent.expert.streaming.cuda_staged import StagedRowSchedule
 from cuagent.expert.streaming.cuda_text import headers
 from cuagent.expert.streaming.extreme_places import with_places
-from cuagent.expert.streaming.nest import Access, Nest, nest_of
+from cuagent.expert.streaming.nest import Access, Nest, NestError, nest_of
 from cuagent.expert.streaming.stages import Plan
 from cuagent.expert.streaming.text import without_unused
+
+MOST_INDICES = 1 << 31
+"""Number of rows, or of elements of a row, from which on an `int` does not count them."""
 
 
 def generate(request: Request) -> KernelCall:
@@ -75,6 +78,8 @@ class _Kernel(
 
     def __init__(self, request: Request, nest: Nest) -> None:
         inner, group = nest.dimensions[-1], nest.group
+        if group.reduced and max(group.columns, group.rows) >= MOST_INDICES:
+            raise NestError(f"{request.name}: rows and columns have indices of 32 bits")
         accesses = [*nest.reads.values(), *nest.writes.values()]
         column_rows = bool(group.reduced) and not inner.reduced
         usable = request.vector and not column_rows

@@ -229,7 +229,7 @@ class KeptRowSchedule(CudaText):
                 self._store(name)
             w.close()
         w.close()
-        size = _sixteenths(self.kept_bytes * slots) * 16
+        size = _units_of_16_bytes(self.kept_bytes * slots) * 16
         launch = self._launch(str(group.rows * kept.cluster), str(kept.threads), shared=size)
         larger = [f"allow_cluster({self.name}_device);"] if kept.cluster > PORTABLE else []
         self._launcher([*larger, f"allow_shared({self.name}_device, {size});", launch])
@@ -243,7 +243,7 @@ class KeptRowSchedule(CudaText):
             if value.place not in sizes:
                 sizes[value.place] = ITEM_BYTES[value.dtype]
                 kind = TYPES[value.dtype]
-                start = f"{self.name}_memory + {_sixteenths(value.place * slots)}"
+                start = f"{self.name}_memory + {_units_of_16_bytes(value.place * slots)}"
                 self.w(f"{kind}* kept_{value.place} = reinterpret_cast<{kind}*>({start});")
         return slots
 
@@ -383,6 +383,6 @@ class KeptRowSchedule(CudaText):
             self.w(f"assign(*({place}), {word});")
 
 
-def _sixteenths(size: int) -> int:
+def _units_of_16_bytes(size: int) -> int:
     """Return the number of 16-byte units that contain `size` bytes."""
     return math.ceil(size / 16)

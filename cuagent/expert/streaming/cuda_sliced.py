@@ -151,7 +151,7 @@ class SlicedRowSchedule(CudaText):
         w.close()
 
     def _joined_part(self, name: str) -> str:
-        """Return the C++ expression of what a slice contributes to a reduction of the row."""
+        """Return the C++ expression of a slice's part of a reduction of the row."""
         part, join = self._place_of(name, "part"), self.joins.get(name)
         if join is None:
             return part
@@ -201,7 +201,7 @@ class SlicedRowSchedule(CudaText):
             w.close(2)
 
     def _registers(self, stages: tuple[Stage, ...]) -> dict[str, Access]:
-        """Return the elements that the stages load into registers, as many as these hold."""
+        """Return the elements that the stages load into registers, up to the number that fits."""
         found: dict[str, Access] = {}
         for stage in stages:
             readers = {n.name for n in (*stage.compute, *stage.reduces)}

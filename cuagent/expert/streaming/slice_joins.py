@@ -19,7 +19,7 @@ CENTRED, POWERS = "centred", "powers"
 
 @dataclass(frozen=True)
 class SliceJoin:
-    """How the results of a reduction over the slices of a row are joined."""
+    """Rule by which the results of a reduction over the slices of a row are joined."""
 
     kind: str
     first: str
@@ -74,7 +74,7 @@ def _is(node: Node | None, op: str) -> bool:
 
 
 def _sum_of_mean(centre: Operand, plan: Plan) -> Node | None:
-    """Return the sum whose mean is the row value `centre`; None if it is no mean."""
+    """Return the sum whose mean is the row value `centre`; None for another value."""
     mean = plan.nodes.get(str(centre))
     if mean is None or mean.kind is not Kind.POINTWISE or mean.op != "mul":
         return None

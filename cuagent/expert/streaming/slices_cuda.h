@@ -1,4 +1,4 @@
-// What a slice of a row contributes to a reduction that depends on the row's mean or maximum.
+// Part of a slice in a reduction of its row that depends on the row's mean or maximum.
 #pragma once
 
 // The squares about `mean` from those about the mean of the slice, which has `length` elements.
