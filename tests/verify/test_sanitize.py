@@ -6,8 +6,9 @@ steps, in the same order, as the tool before it starts its target.
 
 from __future__ import annotations
 
-import _thread
+import functools
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -531,14 +532,15 @@ def test_interrupt_ends_the_tools(
 ) -> None:
     monkeypatch.setattr(race_limit, "FEW_LATE_S", 600.0)
     begun = time.monotonic()
-    timer = threading.Timer(6.0, _thread.interrupt_main)
+    interrupt = functools.partial(signal.pthread_kill, threading.get_ident(), signal.SIGINT)
+    timer = threading.Timer(6.0, interrupt)
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        on_few_rows(tool, referee, monkeypatch, stand_in("sleep 600"), CALLED, budget_s=120.0)
+        on_few_rows(tool, referee, monkeypatch, stand_in("sleep 600"), CALLED, budget_s=45.0)
     timer.join()
     running = [thread for thread in threading.enumerate() if "ThreadPool" in thread.name]
     assert running == []
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - begun < 30  # usually below 10 s
 
 
 def test_call_that_only_measures_the_time_may_fail(
