@@ -62,15 +62,19 @@ def _compile_torch() -> None:
         compileall.compile_dir(Path(spec.origin).parent, maxlevels=20, quiet=2, workers=0)
 
 
-def pytest_collection(session: pytest.Session) -> None:
-    gc.disable()  # collecting tests creates no garbage
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """Collect without garbage collection, because that creates no garbage.
 
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Exclude torch and the collected tests from garbage collection, which else examines their
-    million objects again and again: a tenth of the time of all tests."""
-    gc.freeze()
-    gc.enable()
+    Then exclude torch and the collected tests from it, which else examines their million objects
+    again and again: a tenth of the time of all tests.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

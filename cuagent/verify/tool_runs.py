@@ -145,17 +145,17 @@ class ToolRuns:
             few_folder = self._own_folder(self._few, RACECHECK)
         with ThreadPoolExecutor(at_once) as executor:
             for tool, own in jobs.items():
-                stop = self._stop if tool != RACECHECK else self._stop_of_whole()
+                stop = self._stop if tool != RACECHECK else self._stop_of_whole(few_folder)
                 self._runs[tool] = executor.submit(self._report, tool, own, stop)
             if few_folder is not None:
                 self._few_run = executor.submit(self._few_report, few_folder)
             try:
                 write()
                 self._provide()
+                found = {tool: future.result() for tool, future in self._runs.items()}
             except BaseException:
                 self._aborted.set()
                 raise
-        found = {tool: future.result() for tool, future in self._runs.items()}
         on_few = False
         if self._few_run is not None and found[RACECHECK].outcome is Outcome.UNKNOWN:
             others = [report for tool, report in found.items() if tool != RACECHECK]
@@ -178,37 +178,44 @@ class ToolRuns:
     def _stop(self, _: float) -> bool:
         return self._aborted.is_set()
 
-    def _stop_of_whole(self) -> Callable[[float], bool]:
+    def _stop_of_whole(self, few_folder: Path | None) -> Callable[[float], bool]:
         """Return the function that stops racecheck on all rows if it cannot end in its time."""
         since: float | None = None
 
         def stop(suspended_s: float) -> bool:
             nonlocal since
             few = self._few_run
-            ran = [run for tool, run in self._runs.items() if tool != RACECHECK]
             # The tools may also run one after another; then few rows wait for this run.
-            if few is not None and (few.running() or few.done()) and all(r.done() for r in ran):
+            if few is None or not (few.running() or few.done()):
+                return self._aborted.is_set()
+            ran = [run for tool, run in self._runs.items() if tool != RACECHECK]
+            if all(run.done() for run in ran):
                 now = time.monotonic() - suspended_s
                 since = now if since is None else since
+                # After its first call the run on few rows only measures the time of another one.
+                called = few_folder is not None and (few_folder / REACHED).exists()
                 self._hopeless = why_hopeless(
                     few.result() if few.done() else None,
                     [run.result() for run in ran],
                     scale=self._scale,
                     window_s=self._run.ends - self._provided,
-                    waited_s=now - since,
+                    waited_s=0.0 if called else now - since,
                 )
             return self._aborted.is_set() or bool(self._hopeless)
 
         return stop
 
     def _few_report(self, own: Path) -> Report:
-        """Run racecheck on few rows, until it ends or the run on all rows was stopped."""
+        """Run racecheck on few rows, until it ends or the run on all rows was stopped or has
+        decided."""
         suspended = 0.0
+        whole = self._runs[RACECHECK]
 
         def stop(suspended_s: float) -> bool:
             nonlocal suspended
             suspended = suspended_s
-            return self._aborted.is_set() or bool(self._hopeless)
+            decided = whole.done() and whole.result().outcome is not Outcome.UNKNOWN
+            return self._aborted.is_set() or bool(self._hopeless) or decided
 
         report = self._report(RACECHECK, own, stop, timed=True)
         # A process measures its seconds with those of its suspension.

@@ -6,7 +6,9 @@ steps, in the same order, as the tool before it starts its target.
 
 from __future__ import annotations
 
+import functools
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -508,6 +510,37 @@ def test_race_check_stops_if_few_rows_show_that_it_cannot_end(
     assert found.reports[1].outcome is Outcome.CLEAN
     assert found.raced == (few, rows)
     assert found.seconds < 150  # usually below 20 s
+
+
+def test_few_rows_are_not_late_while_they_only_measure_the_time(
+    tool: Path, referee: Referee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = f"""
+    import time
+    if len(x) == 1:
+        time.sleep(getattr(self, "seconds", 0.1))
+        self.seconds = 60.0{CALLED}"""
+    race = 'echo "========= Error: Race at relu_kernel()" && exit 99'
+    late = stand_in(f"test $WHOLE = 1 && sleep 15 && {race}")
+    found, *_ = on_few_rows(tool, referee, monkeypatch, late, body, budget_s=300.0)
+    assert found.reports[1].outcome is Outcome.FAULTY
+    assert found.seconds < 60, "few rows are not awaited after a result on all rows"
+
+
+def test_interrupt_ends_the_tools(
+    tool: Path, referee: Referee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(race_limit, "FEW_LATE_S", 600.0)
+    begun = time.monotonic()
+    interrupt = functools.partial(signal.pthread_kill, threading.get_ident(), signal.SIGINT)
+    timer = threading.Timer(6.0, interrupt)
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        on_few_rows(tool, referee, monkeypatch, stand_in("sleep 600"), CALLED, budget_s=45.0)
+    timer.join()
+    running = [thread for thread in threading.enumerate() if "ThreadPool" in thread.name]
+    assert running == []
+    assert time.monotonic() - begun < 30  # usually below 10 s
 
 
 def test_call_that_only_measures_the_time_may_fail(
