@@ -18,7 +18,7 @@ from cuagent.attempt import Attempt
 from cuagent.device_lock import DeviceLock, Sharing
 from cuagent.measure.profile.prewarmed import Profiles
 from cuagent.measure.roofline import count
-from cuagent.measure.timing import ahead, baselines
+from cuagent.measure.timing import baselines
 from cuagent.measure.timing.timer import Timer
 from cuagent.task import Device, load_task
 from cuagent.verify import Referee
@@ -61,11 +61,11 @@ pytestmark = pytest.mark.slow
 
 def test_gpu_gets_time_to_finish_the_calls_that_stopped_processes_had_queued() -> None:
     cuda = Device.CUDA
-    assert ahead.drain_s(Device.CPU, [OTHER], 1.0) == 0
-    assert ahead.drain_s(cuda, ["eager", "compile"], 1e-3) == pytest.approx(0.11)
-    assert ahead.drain_s(cuda, ["eager"], 1.0) == DRAIN_S
+    assert baselines.drain_s(Device.CPU, [OTHER], 1.0) == 0
+    assert baselines.drain_s(cuda, ["eager", "compile"], 1e-3) == pytest.approx(0.11)
+    assert baselines.drain_s(cuda, ["eager"], 1.0) == DRAIN_S
     for tuned in ("max-autotune-no-cudagraphs", "eager+cudnn_benchmark"):
-        assert ahead.drain_s(cuda, ["eager", tuned], 1e-3) == DRAIN_S
+        assert baselines.drain_s(cuda, ["eager", tuned], 1e-3) == DRAIN_S
 
 
 @pytest.fixture

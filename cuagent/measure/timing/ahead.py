@@ -18,9 +18,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 
 from cuagent.measure.timing.timed_arm import TimedArm
-from cuagent.task import Device
 from cuagent.worker import Session
-from cuagent.worker.giving_way import DRAIN_S
 
 Begin = Callable[[str], Session]
 """Function that forks the process of the baseline with the given name. Raises ForkServerError."""
@@ -30,14 +28,6 @@ once. Raises SessionEnded."""
 
 Opened = Callable[[str, float], None]
 """Callback for a baseline that is ready or has failed: its name, and the seconds that this took."""
-
-AUTOTUNED = "max-autotune"
-"""Text in the names of rungs with torch's autotuning."""
-TUNED = (AUTOTUNED, "cudnn_benchmark")
-"""Texts in the names of rungs that try kernels when they open."""
-LEAST_DRAIN_S, DRAINED_CALLS = 0.1, 10
-"""Seconds, and number of calls of the reference, in which a GPU finishes the work of stopped
-processes that try no kernels."""
 
 
 class OpenedAhead:
@@ -190,17 +180,3 @@ class OpenedAhead:
                 session.close()  # no caller of `take` or `end` gets this session
             raise
         return TimedArm(name, session, seconds)
-
-
-def drain_s(device: Device, opening: Sequence[str], call_s: float) -> float:
-    """Return the seconds in which the device finishes what these baselines have queued, after they
-    were stopped while they opened.
-
-    Opening makes a few calls (`call_s`: seconds of one), whose work shares a GPU with that of other
-    stopped processes.
-    """
-    if device is Device.CPU:
-        return 0.0
-    if any(text in name for name in opening for text in TUNED):
-        return DRAIN_S
-    return min(DRAIN_S, LEAST_DRAIN_S + DRAINED_CALLS * call_s)

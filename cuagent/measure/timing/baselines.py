@@ -8,9 +8,9 @@ Invariant: a baseline whose process was lost twice, or that does not open, is no
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 
@@ -18,10 +18,9 @@ from cuagent.arms import EAGER
 from cuagent.device_lock import ALONE, DeviceLock, Sharing
 from cuagent.durations import Stage
 from cuagent.events import Emit, Phase
-from cuagent.measure.timing.ahead import AUTOTUNED, OpenedAhead, drain_s
+from cuagent.measure.timing.ahead import OpenedAhead
 from cuagent.measure.timing.repeats import clock
 from cuagent.measure.timing.rounds import TWIN
-from cuagent.measure.timing.spares import Spares, copies
 from cuagent.measure.timing.surroundings import compiled_graphs, cores_of, free_memory, slots_for
 from cuagent.measure.timing.timed_arm import TimedArm
 from cuagent.task import Device
@@ -36,15 +35,19 @@ limit is higher so that eager is always below it: other processes may make it op
 slowly."""
 COMPILE_S = 900.0
 """Time limit in seconds for a baseline's first call, in which torch.compile compiles."""
+AUTOTUNED = "max-autotune"
+"""Text in the names of rungs with torch's autotuning."""
 STALL_S = 5.0
 """Seconds that a baseline may take to open while those in the background are stopped. Then these
 run again, because one of them may hold a lock of torch's cache that the baseline waits for."""
 TOGETHER = (Device.CUDA,)
 """Devices on which baselines open at the same time. On a CPU they would take each other's
 processors."""
-MOST_TOGETHER = 8
-"""Largest number of baselines that open at the same time for a timing. The driver creates contexts
-one after another, so more would gain nothing."""
+TUNED = (AUTOTUNED, "cudnn_benchmark")
+"""Texts in the names of rungs that try kernels when they open."""
+LEAST_DRAIN_S, DRAINED_CALLS = 0.1, 10
+"""Seconds, and number of calls of the reference, in which a GPU finishes the work of stopped
+processes that try no kernels."""
 OPENED_AT_ONCE = {Device.CPU: 1, Device.CUDA: 4}
 """Number of baselines that open in the background at the same time."""
 
@@ -74,9 +77,6 @@ class Baselines:
         self._batch: Batch | None = None
         self._kept: tuple[str, ...] = ()
         self._ahead: OpenedAhead | None = None
-        self.spares = Spares()
-        self._renewed: dict[str, float] = {}
-        """Seconds in which a baseline opened, for those that had a fresh process in a round."""
         self.were_opened = False
         """True if the baselines have been opened once, so compile times and failures are known."""
 
@@ -102,12 +102,6 @@ class Baselines:
         self.names = tuple(names)
         for name in self._warm.keys() - {*self.names, *self._kept, TWIN}:
             self._warm.pop(name).session.close()
-        self.spares.close(kept=self.names)
-
-    @property
-    def opens_together(self) -> bool:
-        """True if the processes of a timing open at the same time."""
-        return self.device in TOGETHER and not self.referee.large
 
     def keep(self, names: Sequence[str]) -> None:
         """Let the processes of these baselines stay open for a later timing, even while others are
@@ -199,23 +193,21 @@ class Baselines:
         batch: Batch,
         sharing: Sharing = ALONE,
         beside: Sequence[Session] = (),
-        rounds: int = 1,
     ) -> dict[str, TimedArm]:
         """Return a warmed-up timed arm for each baseline, opening those that have no process.
 
         Baselines that fail are left out. On the CPU a second eager process (`TWIN`) is added. The
         device is held by `sharing`. If a timing waits, processes that open are stopped meanwhile,
-        and so are the new processes `beside` them. Processes that are new in each round are opened
-        for `rounds` rounds.
+        and so are the new processes `beside` them.
         """
         timed_arms = {}
         names = self.names
         if self.device is Device.CPU and EAGER in names:
             names = (*names, TWIN)
-        for name in names:
-            if name not in self._warm and name in self.spares:
-                self._warm[name] = self.spares.take(name)
-        self._open_missing(batch, sharing, beside, rounds)
+        if self.device_lock.lock is None:
+            self._open_in_parallel(batch)
+        else:
+            self._open_giving_way(batch, sharing, beside)
         for name in names:
             if name in self.failed:
                 continue
@@ -241,18 +233,17 @@ class Baselines:
         return bool(ended_names)
 
     def renew(self, allowed_s: float) -> None:
-        """End the processes that opened in less than `allowed_s` seconds, or that have another one
-        open already; the next timing has fresh ones.
+        """End the processes that opened in less than `allowed_s` seconds; the next timing opens
+        fresh ones.
 
         One eager process kept for twelve timings measured 1.52 times slower than each fresh
         candidate on a machine with 16 cores; the cause is unknown (docs/concepts/timing.md). So
         eager's process is as new as the candidate's in each timing.
         """
         for name, timed_arm in list(self._warm.items()):
-            if name in self.spares or timed_arm.opened_s < allowed_s:
+            if timed_arm.opened_s < allowed_s:
                 timed_arm.session.close()
                 del self._warm[name]
-                self._renewed[name] = min(timed_arm.opened_s, self._renewed.get(name, math.inf))
 
     def end(self, name: str) -> None:
         """End a baseline's process, if it has one, so that the next timing opens a fresh one."""
@@ -264,7 +255,6 @@ class Baselines:
         if self._ahead is not None:
             self._ahead.end()
             self._ahead = None
-        self.spares.close()
         while self._warm:  # a thread that was interrupted while it opened one may still add it
             _, timed_arm = self._warm.popitem()
             timed_arm.session.close()
@@ -301,7 +291,7 @@ class Baselines:
         On a GPU a process takes one to three seconds to open, and every round of a record timing
         opens some. If one fails, `_open_and_warm` tries it again and reports a failure.
         """
-        if not self.opens_together:
+        if self.device not in TOGETHER or self.referee.large:
             return []
         known = {*self._warm, *self.failed, *self._opening_ahead}
         return [name for name in self.names if name not in known]
@@ -310,43 +300,26 @@ class Baselines:
     def _opening_ahead(self) -> set[str]:
         return {name for name in self.names if self._ahead is not None and name in self._ahead}
 
-    def _open_missing(
-        self, batch: Batch, sharing: Sharing, beside: Sequence[Session], rounds: int
-    ) -> None:
-        """Open the missing baselines at the same time, and those of later rounds with them. If a
-        timing waits for the device, stop them until it is free again."""
-        names = copies(self._missing(), {*self._renewed, EAGER}, rounds)
-        if not names or (len(names) < 2 and self.device_lock.lock is None):
+    def _open_giving_way(self, batch: Batch, sharing: Sharing, beside: Sequence[Session]) -> None:
+        """Open the missing baselines at the same time. If a timing waits for the device, stop them
+        until it is free again."""
+        missing = self._missing()
+        if not missing:
             return
-
-        def first_call(key: str, session: Session) -> None:
-            self._first_call(batch, names[key], session)
-
-        opening = OpenedAhead(lambda key: self._fork(names[key]), first_call, MOST_TOGETHER)
+        opening = OpenedAhead(self._fork, partial(self._first_call, batch), len(missing))
         try:
-            opening.start(list(names))
-            while opening.unfinished(list(names), POLL_S):
+            opening.start(missing)
+            while opening.unfinished(missing, POLL_S):
                 if self.device_lock.is_awaited:
                     with opening.paused(beside) as stopped:
                         if stopped:
-                            opened = list(names.values())
-                            time.sleep(drain_s(self.device, opened, self.referee.facts.call_s))
+                            time.sleep(drain_s(self.device, missing, self.referee.facts.call_s))
                             sharing()
-            for key, name in names.items():
+            for name in missing:
                 with suppress(SessionEnded, ForkServerError):
-                    self._keep(name, opening.take(key), is_spare=key != name)
+                    self._warm[name] = opening.take(name)
         finally:
             opening.end()
-
-    def _keep(self, name: str, opened: TimedArm, *, is_spare: bool) -> None:
-        """Keep a process for this round, or for a later one. Processes that open at the same time
-        delay each other, so an earlier duration of the opening counts if it was shorter."""
-        seconds = min(opened.opened_s, self._renewed.get(name, math.inf))
-        timed_arm = TimedArm(name, opened.session, seconds)
-        if is_spare:
-            self.spares.add(name, timed_arm)
-        else:
-            self._warm[name] = timed_arm
 
     def _first_call(self, batch: Batch, name: str, session: Session) -> None:
         """Load the weights of a baseline and make its first call, in which torch.compile
@@ -355,6 +328,29 @@ class Baselines:
         slot = batch.inputs.count - 1
         outputs = batch.outputs_of(name)
         session.block(batch.lent, outputs, [(slot, slot)], deadline_s=COMPILE_S)
+
+    def _open_in_parallel(self, batch: Batch) -> None:
+        """Open the missing baselines at the same time, if there are several."""
+        missing = self._missing()
+        if len(missing) < 2:
+            return
+        with ThreadPoolExecutor(len(missing)) as threads:
+            opening = {name: threads.submit(self._opened, name, batch) for name in missing}
+        for name, future in opening.items():
+            if future.exception() is None:
+                self._warm[name] = future.result()
+
+    def _opened(self, name: str, batch: Batch) -> TimedArm:
+        """Open a baseline: start its process and make its first call, in which torch.compile
+        compiles."""
+        begun = time.perf_counter()
+        session = self._fork(name)
+        try:
+            self._first_call(batch, name, session)
+        except BaseException:
+            session.close()
+            raise
+        return TimedArm(name, session, time.perf_counter() - begun)
 
     def _fork(self, name: str) -> Session:
         arm, graphs = EAGER if name == TWIN else name, compiled_graphs(again=name in self._begun)
@@ -375,6 +371,20 @@ class Baselines:
         timed_arm = warmed(name, session, batch, opened_s=opened_s)
         timed_arm.memory = None if free is None else free - (free_memory(self.device) or 0)
         return timed_arm
+
+
+def drain_s(device: Device, opening: Sequence[str], call_s: float) -> float:
+    """Return the seconds in which the device finishes what these baselines have queued, after they
+    were stopped while they opened.
+
+    Opening makes a few calls (`call_s`: seconds of one), whose work shares a GPU with that of other
+    stopped processes.
+    """
+    if device is Device.CPU:
+        return 0.0
+    if any(text in name for name in opening for text in TUNED):
+        return DRAIN_S
+    return min(DRAIN_S, LEAST_DRAIN_S + DRAINED_CALLS * call_s)
 
 
 def warmed(

@@ -33,7 +33,7 @@ class CandidateProcess:
         self._baselines = baselines
         self._baselines_fresh = False
         """True if the baselines' processes were renewed since the last timing."""
-        self._prewarmed: list[tuple[Attempt, Session]] = []
+        self._prewarmed: tuple[Attempt, Session] | None = None
 
     def prewarm(self, attempt: Attempt) -> None:
         """Fork a process that will run `attempt`, and renew the baselines' processes.
@@ -42,7 +42,10 @@ class CandidateProcess:
         """
         self.discard()
         with suppress(ForkServerError, OracleLost):
-            self._fork(attempt)
+            self._prewarmed = (
+                attempt,
+                self.referee.processes.waiting(attempt, cores=self._baselines.cores),
+            )
             if not self._baselines_fresh:
                 self._baselines.renew(_opening_limit_s(self.device, Effort.QUICK, 0.0))
                 self._baselines.timed_arms(self._baselines.batch)
@@ -61,49 +64,34 @@ class CandidateProcess:
         """Note that a baseline's process ended, so that the next timing renews the others too."""
         self._baselines_fresh = False
 
-    def begin(self, attempt: Attempt, rounds: int = 1) -> None:
-        """On a GPU, fork the candidate's processes of this round and the next ones now, `rounds` in
-        all, so that CUDA starts in them while the baselines open."""
-        while self._baselines.opens_together and len(self._prewarmed) < rounds:
-            self._fork(attempt)
-
-    def _fork(self, attempt: Attempt) -> None:
-        waiting = self.referee.processes.waiting(attempt, cores=self._baselines.cores)
-        self._prewarmed.append((attempt, waiting))
+    def begin(self, attempt: Attempt) -> None:
+        """On a GPU, fork the candidate's process now, so that CUDA starts in it while the baselines
+        open."""
+        if self._prewarmed is None and self.device is Device.CUDA and not self.referee.large:
+            waiting = self.referee.processes.waiting(attempt, cores=self._baselines.cores)
+            self._prewarmed = attempt, waiting
 
     @property
     def waiting(self) -> tuple[Session, ...]:
-        """The processes that were forked for an attempt and run no code of it yet."""
-        return tuple(session for _, session in self._prewarmed)
+        """The process that was forked for an attempt and runs no code of it yet; () without one."""
+        return () if self._prewarmed is None else (self._prewarmed[1],)
 
     def open(self, attempt: Attempt, build: Build, sharing: Sharing) -> Session:
-        """Return the candidate's session: a prewarmed process if it is for this attempt, else a new
-        one. It is stopped while another timing waits for the device.
-
-        Processes of later rounds are stopped until their round.
-        """
+        """Return the candidate's session: the prewarmed process if it is for this attempt, else a
+        new one. It is stopped while another timing waits for the device."""
         processes, cores = self.referee.processes, self._baselines.cores
-        found = next((item for item in self._prewarmed if item[0] == attempt), None)
-        if found is not None:
-            self._prewarmed.remove(found)
-        self._stop_later()
-        session = processes.waiting(attempt, cores=cores) if found is None else found[1]
-        session.unpause()
+        prewarmed = None
+        if self._prewarmed is not None and self._prewarmed[0] == attempt:
+            (_, prewarmed), self._prewarmed = self._prewarmed, None
+        session = prewarmed or processes.waiting(attempt, cores=cores)
         run_giving_way(lambda: processes.finish_candidate(session, build), session, sharing)
         return session
 
-    def _stop_later(self) -> None:
-        """Stop the processes of later rounds; end those that cannot be stopped, because they would
-        compute while others are timed."""
-        for item in list(self._prewarmed):
-            if not item[1].pause():
-                item[1].close()
-                self._prewarmed.remove(item)
-
     def discard(self) -> None:
-        """End the prewarmed processes that will not be needed."""
-        while self._prewarmed:
-            self._prewarmed.pop()[1].close()
+        """End a prewarmed process that will not be needed."""
+        if self._prewarmed is not None:
+            self._prewarmed[1].close()
+            self._prewarmed = None
 
 
 def _opening_limit_s(device: Device, effort: Effort, elapsed: float) -> float:

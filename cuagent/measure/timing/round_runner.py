@@ -20,7 +20,6 @@ from cuagent.measure.timing.candidate_process import BUDGET_S, CandidateProcess
 from cuagent.measure.timing.repeats import Repeats
 from cuagent.measure.timing.rounds import LOOKS, TWIN, Round
 from cuagent.measure.timing.slices import Slices
-from cuagent.measure.timing.spares import rounds_at_once
 from cuagent.measure.timing.surroundings import MAX_SLOTS, one_thread
 from cuagent.measure.timing.timed_arm import TimedArm, contradiction_of, counted
 from cuagent.task import Device
@@ -74,12 +73,9 @@ class RoundRunner:
             with self.opening() as give_way:
                 batch = self.baselines.batch_with_fresh_inputs()
                 give_way()
-                rounds = self._rounds_at_once(subject, effort, rounds_done)
                 if subject is not None:
-                    self.candidate.begin(subject[0], rounds)
-                timed_arms = self.baselines.timed_arms(
-                    batch, give_way, self.candidate.waiting, rounds
-                )
+                    self.candidate.begin(subject[0])
+                timed_arms = self.baselines.timed_arms(batch, give_way, self.candidate.waiting)
                 if subject is not None:
                     self.emit(Phase("timing: opening the attempt", passing=True))
                     session = self.candidate.open(*subject, give_way)
@@ -118,18 +114,6 @@ class RoundRunner:
             busy,
             slowed,
         )
-
-    def _rounds_at_once(self, subject: Subject | None, effort: Effort, rounds_done: int) -> int:
-        """Return the number of rounds, from this one on, whose processes open now."""
-        if effort is not Effort.RECORD or not self.baselines.opens_together:
-            return 1
-        arms = len(self.baselines.names) + (subject is not None)
-        return rounds_at_once(self.referee, rounds_done, arms)
-
-    def end_later_rounds(self) -> None:
-        """End the processes that were opened for rounds that a record timing did not need."""
-        self.baselines.spares.close()
-        self.candidate.discard()
 
     def _repeats(
         self, timed_arms: Mapping[str, TimedArm], batch: Batch, effort: Effort

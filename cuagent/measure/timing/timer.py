@@ -327,9 +327,6 @@ class Timer:
                     self._baselines.end(rounds.process_to_replace)
         except SessionEnded as ended:
             failed = str(ended)
-        finally:
-            if effort is Effort.RECORD:
-                self._runner.end_later_rounds()
         seconds = time.perf_counter() - started
         return self._timing(rounds, subject, effort, failed, seconds, every_baseline)
 
