@@ -25,7 +25,8 @@ def test_convolution_of_a_contiguous_input_computes_in_the_layout_of_its_weights
     assert has_channels_last([weight.shape for weight in module.parameters()])
     after = to_channels_last(module)(x)
     assert module[0].weight.is_contiguous(memory_format=layout)
-    assert after.is_contiguous(memory_format=layout)
+    if x.ndim == 4:  # in three dimensions the CPU's choice depends on the number of threads
+        assert after.is_contiguous(memory_format=layout)
     torch.testing.assert_close(after, before)
 
 

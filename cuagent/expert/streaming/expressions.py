@@ -48,7 +48,7 @@ IDENTITY = {
 """
 RESERVED = {
     "relu", "sigmoid", "silu", "gelu", "gelu_half", "gelu_tanh", "softplus", "mish", "elu", "selu",
-    "leaky_relu", "larger",
+    "leaky_relu", "largest",
     "relu6", "hardswish", "hardsigmoid", "softsign", "log_sigmoid", "sign", "rsqrt", "reciprocal",
     "maximum", "minimum", "xlogx", "exp", "log", "abs", "tanh", "sqrt", "floor", "ceil", "sin",
     "round", "trunc",
@@ -69,9 +69,9 @@ RESERVED = {
 LOCALS = names_in(
     """
     all at batch begin behind blended buffer carry channel_bias chosen chunk column count
-    element end first first_row flat given head heap held input_row item j joined last line
+    element end first first_row flat given head heap held input_row item j joined last length line
     local memory next p part parts place_in_row plane position q r rank remainder result results
-    row_sums rows scratch shares slot some source start step strip tap tap_weights thread
+    row_sums rows scratch shares slice slot some source start step strip tap tap_weights thread
     thread_slot thread_sums total turn v value values width window_row worst COLUMNS Element
     ITEMS LANES LENGTH THREADS VECTOR
     """
