@@ -209,6 +209,9 @@ def _expression(structure: Any) -> str:
         case tuple() if type(structure) is tuple:
             inner = ", ".join(map(_expression, structure))
             return f"({inner},)" if len(structure) == 1 else f"({inner})"
+        case tuple() if type(structure).__module__ == "torch.return_types":
+            inner = ", ".join(map(_expression, structure))
+            return f"torch.return_types.{type(structure).__name__}(({inner}))"
     raise CaptureError(f"forward returns a {type(structure).__name__}")
 
 
