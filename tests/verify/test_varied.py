@@ -10,7 +10,7 @@ from regimes import Regime
 
 from cuagent.verify import Referee, Verdict
 from cuagent.verify.admission import admit
-from cuagent.verify.inputs.varied import Change, Fixed, accepted_changes, fixed_of
+from cuagent.verify.inputs.varied import TOP_OF_SMALL, Change, Fixed, accepted_changes, fixed_of
 
 ROTARY = Regime(
     "torch.randn(2, 24, 16), torch.arange(24).expand(2, 24)",
@@ -221,6 +221,20 @@ def test_a_small_number_is_never_drawn_as_the_tasks_own(own: int) -> None:
     """A kernel that assumes the task's own number would be right on such a draw."""
     fixed = Fixed(torch.tensor(own), 0)
     generator = torch.Generator().manual_seed(0)
-    drawn = {int(fixed.changed(Change.SMALL_NUMBER, generator)) for _ in range(200)}
+    drawn = {int(fixed.changed(Change.SMALL_NUMBER, generator, 1)) for _ in range(200)}
     assert drawn == set(range(8)) - {own}
     assert fixed.changed(Change.SMALL_NUMBER, generator).shape == ()
+
+
+@pytest.mark.parametrize("own", [0, 1, 2, 5])
+def test_single_number_is_drawn_as_two_or_more_in_each_first_step(own: int) -> None:
+    """A start of 0 or 1 hides a wrong order of the parts of a ring."""
+    known = Fixed(torch.tensor(own), 0)
+    for seed in range(50):
+        first, second = (
+            int(known.changed(Change.SMALL_NUMBER, torch.Generator().manual_seed(seed), step))
+            for step in (0, 1)
+        )
+        assert 2 <= first < TOP_OF_SMALL
+        assert 0 <= second < TOP_OF_SMALL
+        assert own not in (first, second)

@@ -135,10 +135,13 @@ class Fixed:
                 drawn = _integers(own, 1, high + 1, generator)
                 drawn.view(-1)[_integers(own.view(-1)[:1], 0, own.numel(), generator)] = high
             case Change.SMALL_NUMBER:
-                drawn = _integers(own, 0, TOP_OF_SMALL, generator)
+                # 0 and 1 are often special cases, so that a single number has others first.
+                least = 2 if own.numel() == 1 and step % 2 == 0 else 0
+                drawn = _integers(own, least, TOP_OF_SMALL, generator)
                 if own.numel() == 1:
                     # Own draws have the number itself, so another one is drawn here.
-                    drawn = drawn.where(drawn != own.view(-1), (drawn + 1) % TOP_OF_SMALL)
+                    other = least + (drawn + 1 - least) % (TOP_OF_SMALL - least)
+                    drawn = drawn.where(drawn != own.view(-1), other)
             case Change.PREFIX:
                 drawn = _prefixes(own, generator)
             case Change.BITS:
