@@ -147,7 +147,7 @@ def _measure(
         times: dict[str, list[float]] = {arm: [] for arm in ready}
         for _ in range(ROUNDS):
             for arm, call in ready.items():
-                times[arm].append(_event_ms(call, inputs, flush))
+                times[arm].append(event_ms(call, inputs, flush))
         for arm, call in ready.items():
             arms[arm]["ms"] = sorted(times[arm])[ROUNDS // 2]
             if arms[arm]["ms"] < SHORT_MS:
@@ -158,7 +158,8 @@ def _measure(
     torch.cuda.empty_cache()
 
 
-def _event_ms(call: Any, inputs: list[torch.Tensor], flush: torch.Tensor) -> float:
+def event_ms(call: Any, inputs: list[torch.Tensor], flush: torch.Tensor) -> float:
+    """Return the milliseconds of a call by CUDA events, after `flush` was overwritten."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     flush.zero_()
     start.record()

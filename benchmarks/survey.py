@@ -30,13 +30,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from candidate_variants import exclusive_lock, import_file, longest_kernels
+from candidate_variants import (
+    FLUSH_BYTES,
+    event_ms,
+    exclusive_lock,
+    import_file,
+    longest_kernels,
+)
 
 from cuagent.worker.channels_last import has_channels_last, to_channels_last
 
 ROUNDS, BUDGET_MS = 12, 1500.0
 """Rounds of a timing, and the longest time of all of them; at least 3 rounds are made."""
-FLUSH_BYTES = 192 << 20
 MEMORY_TRIES = 40
 """Tries to allocate, 2 s apart, while other problems use the GPU's memory."""
 
@@ -308,12 +313,12 @@ def _measure(calls: dict[str, tuple[Call, Any, bool]], arms: dict[str, Any]) -> 
     with exclusive_lock():
         ready |= dict(_graphs(ready, arms))
         flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
-        first = {name: _event_ms(run, flush) for name, run in ready.items()}
+        first = {name: event_ms(run, [], flush) for name, run in ready.items()}
         rounds = max(3, min(ROUNDS, int(BUDGET_MS / sum(first.values()))))
         times: dict[str, list[float]] = {name: [] for name in ready}
         for _ in range(rounds):
             for name, run in ready.items():
-                times[name].append(_event_ms(run, flush))
+                times[name].append(event_ms(run, [], flush))
         for name in ready:
             arms[name]["ms"] = sorted(times[name])[rounds // 4]
         for own in (True, False):
@@ -347,16 +352,6 @@ def _replay(graph: torch.cuda.CUDAGraph, kept: Any) -> Call:
         return kept
 
     return run
-
-
-def _event_ms(run: Call, flush: torch.Tensor) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    flush.zero_()
-    start.record()
-    run()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end))
 
 
 def _error(value: Any, right: Any) -> float:
