@@ -71,6 +71,26 @@ def over_rounds(
     return _ratio(centre, half, half)
 
 
+def over_few_rounds(
+    rounds: Sequence[Sequence[float]], confidence: float, prior: float, weight: int
+) -> Ratio:
+    """Return the ratio and its interval from too few rounds for an estimate of their scatter alone.
+
+    `prior` is the standard deviation between rounds that earlier timings of the same kind of device
+    showed; it counts as much as `weight` further rounds. Student's interval over two rounds alone
+    would be thirty times wider. Raises ValueError without pairs.
+    """
+    medians = [median(pairs) for pairs in rounds if pairs]
+    if not medians:
+        raise ValueError("no pairs to compare")
+    centre = sum(medians) / len(medians)
+    total = weight * prior**2 + sum((value - centre) ** 2 for value in medians)
+    df = weight + len(medians) - 1
+    error = math.sqrt(total / df / len(medians))
+    half = t_quantile(0.5 + confidence / 2, df) * error
+    return _ratio(centre, half, half)
+
+
 def _ratio(centre: float, below: float, above: float) -> Ratio:
     return Ratio(math.exp(centre), math.exp(centre - below), math.exp(centre + above))
 

@@ -10,13 +10,17 @@ import pytest
 
 from cuagent.arms import CANDIDATE, COMPILE, EAGER
 from cuagent.measure.timing.rounds import (
+    AGREEING,
+    CLEAR,
+    CLEAR_ROUNDS,
     HOPELESS,
     HOPELESS_RUNG,
     LOOKS,
     Round,
     hopeless_rungs,
+    is_clear,
+    is_decided,
     is_hopeless,
-    may_stop,
     ratio,
 )
 from cuagent.task import Device
@@ -43,14 +47,16 @@ def record(
     rng: random.Random, between: float, speedup: float, names: tuple[str, ...] = (EAGER, COMPILE)
 ) -> tuple[dict[str, Ratio], int]:
     """Return the ratios of a record timing and its number of rounds, as the timer decides it."""
-    rounds: list[Round] = []
+    rounds = [drawn(rng, between, speedup)]
     while True:
         rounds.append(drawn(rng, between, speedup))
-        if len(rounds) < LOOKS.rounds[0]:
-            continue
-        found = {name: ratio(rounds, name, CANDIDATE, Effort.RECORD, Device.CUDA) for name in names}
-        if is_hopeless(rounds, found, Device.CUDA) or may_stop(len(rounds), found.values()):
+        found = ratios_of(rounds, names)
+        if is_decided(rounds, found, Device.CUDA, alone=False):
             return found, len(rounds)
+
+
+def ratios_of(rounds: list[Round], names: tuple[str, ...] = (EAGER, COMPILE)) -> dict[str, Ratio]:
+    return {name: ratio(rounds, name, CANDIDATE, Effort.RECORD, Device.CUDA) for name in names}
 
 
 @pytest.mark.parametrize(
@@ -72,17 +78,45 @@ def test_a_gain_of_five_percent_is_found_on_a_gpu() -> None:
     assert faster >= 0.97 * experiments
 
 
-def test_a_large_difference_ends_a_timing_at_the_first_look() -> None:
+def test_a_large_difference_ends_a_timing_after_two_rounds() -> None:
     rng = random.Random(3)
     for speedup in (0.5, 2.0):
         rounds = [record(rng, 0.004, speedup)[1] for _ in range(100)]
-        assert set(rounds) == {LOOKS.rounds[0]}
+        assert rounds.count(CLEAR_ROUNDS) >= 98
+
+
+def test_a_gain_below_the_clear_one_takes_the_planned_looks() -> None:
+    rng = random.Random(5)
+    rounds = [record(rng, 0.004, 1 + CLEAR / 2)[1] for _ in range(100)]
+    assert set(rounds) <= set(LOOKS.rounds)
+
+
+def test_limits_after_two_rounds_cover_the_true_speedup() -> None:
+    rng, experiments = random.Random(6), 2000
+    found = [record(rng, 0.004, 1.5, (EAGER,)) for _ in range(experiments)]
+    assert sum(rounds == CLEAR_ROUNDS for _, rounds in found) >= 0.99 * experiments
+    missed = sum(not (r[EAGER].low <= 1.5 <= r[EAGER].high) for r, _ in found)
+    assert missed <= 0.02 * experiments
+
+
+def test_rounds_that_disagree_are_not_clear() -> None:
+    fast = taken({EAGER: 200.0, CANDIDATE: 100.0})
+    delayed = taken({EAGER: 200.0 * math.exp(AGREEING * 1.1), CANDIDATE: 100.0})
+    for rounds, clear in (([fast, fast], True), ([fast, delayed], False), ([fast], False)):
+        found = ratios_of(rounds, (EAGER,))
+        assert is_clear(rounds, found, Device.CUDA) == clear
+        assert not is_clear(rounds, found, Device.CPU), "its scatter is not known"
+
+
+def test_one_baseline_within_the_margin_keeps_a_timing_going() -> None:
+    near = taken({EAGER: 200.0, COMPILE: 100.0 * (1 + CLEAR * 0.9), CANDIDATE: 100.0})
+    assert not is_clear([near] * 2, ratios_of([near] * 2), Device.CUDA)
 
 
 def test_a_loser_with_wide_limits_ends_at_the_first_look() -> None:
     rng = random.Random(4)
     rounds = [record(rng, 0.1, 0.6)[1] for _ in range(100)]
-    assert rounds.count(LOOKS.rounds[0]) >= 98
+    assert sum(n <= LOOKS.rounds[0] for n in rounds) >= 98
 
 
 def test_hopeless_needs_a_clear_loss_in_every_round() -> None:
@@ -95,7 +129,7 @@ def test_hopeless_needs_a_clear_loss_in_every_round() -> None:
 
 
 def arms(**more: float) -> Round:
-    return taken({EAGER: 200.0, COMPILE: 150.0, CANDIDATE: 90.0} | more)
+    return taken({EAGER: 200.0, COMPILE: 150.0, CANDIDATE: 95.0} | more)
 
 
 SLOW = 100.0 * (1 + HOPELESS_RUNG) * 1.05
@@ -123,3 +157,14 @@ def test_rungs_within_the_margin_and_the_named_ones_stay() -> None:
     found = arms(fast=100.0, near=near)
     times = {name: [t[0]] * 3 for name, t in found.counted.items()}
     assert left(found, times) == (), "eager and torch.compile are in every score"
+
+
+def test_only_the_fastest_rung_stays_once_the_candidate_beats_it_clearly() -> None:
+    found = arms(fast=150.0 - 1, near=150.0 - 0.5)
+    times = {name: [t[0]] * 2 for name, t in found.counted.items()}
+    assert left(found, times) == ("near",)
+    assert left(found, times | {"near": [1e-4, 150e-6]}) == (), "it was the fastest before"
+    assert left(found, times | {"near": times["near"][:1]}) == (), "it was timed once"
+    close = arms(fast=95.0 * 1.05, near=95.0 * 1.06)
+    times = {name: [t[0]] * 2 for name, t in close.counted.items()}
+    assert left(close, times) == (), "the candidate is not clearly faster"

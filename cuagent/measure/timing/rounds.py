@@ -18,6 +18,7 @@ from cuagent.arms import CANDIDATE, COMPILE, EAGER
 from cuagent.measure.statistics import (
     Looks,
     log_ratios,
+    over_few_rounds,
     over_groups,
     over_rounds,
     pooled,
@@ -41,13 +42,21 @@ HOPELESS = 0.05
 round."""
 HOPELESS_RUNG = 0.1
 """A rung is dropped from a record timing if the fastest rung is faster by this share."""
+CLEAR = 0.1
+"""Least share by which the candidate must beat every baseline for a record timing on a GPU to end
+after `CLEAR_ROUNDS`. Equal modules differ by a twentieth of it."""
+CLEAR_ROUNDS = 2
+AGREEING = 0.02
+"""Largest log ratio between the rounds of a timing that ends after `CLEAR_ROUNDS`. A baseline that
+the host delays scatters more."""
 QUICK_CONFIDENCE = {Device.CPU: 0.99, Device.CUDA: 0.95}
 BETWEEN_PROCESSES = {Device.CPU: 0.03, Device.CUDA: 0.004}
 """Standard deviation of a log ratio from one set of processes to the next. For CUDA it was
 measured. For the CPU it is a prior, because it was 1 % on one machine and 7 % on another; see
 `twins`."""
 PRIOR_WEIGHT = 4
-"""Weight of the CPU's prior in `BETWEEN_PROCESSES`, as a number of timings of twins."""
+"""Weight of `BETWEEN_PROCESSES`: on the CPU as a number of timings of twins; on a GPU as a number
+of further rounds, if a record timing ends before the first of `LOOKS`."""
 ROUNDS_TO_CONFIRM = 3
 """Number of consecutive rounds, each in fresh processes, in which the wall clock must contradict
 the candidate before it is refused. On a GPU also the number in which the wall clock must add to the
@@ -231,10 +240,13 @@ def ratio(
     logs = [
         log_ratios(levels(taken, baseline, device), levels(taken, arm, device)) for taken in rounds
     ]
-    if effort is Effort.RECORD:
-        return over_rounds(logs, LOOKS.per_look)
-    confidence = QUICK_CONFIDENCE[device]
     resolution = RESOLUTION_S[device] / min(rounds[0].counted[arm])
+    if effort is Effort.RECORD and len(rounds) >= LOOKS.rounds[0]:
+        return over_rounds(logs, LOOKS.per_look)
+    if effort is Effort.RECORD:
+        prior = math.hypot(BETWEEN_PROCESSES[device], resolution)
+        return over_few_rounds(logs, LOOKS.per_look, prior, PRIOR_WEIGHT)
+    confidence = QUICK_CONFIDENCE[device]
     if device is Device.CPU:
         between, df = pooled(twin_ratios, BETWEEN_PROCESSES[device], PRIOR_WEIGHT)
         return over_groups(logs[0], confidence, between + resolution, df)
@@ -257,6 +269,21 @@ def levels(taken: Round, name: str, device: Device) -> list[float]:
     return quietest(blocks, GROUPS) if device is Device.CPU else blocks
 
 
+def is_decided(
+    rounds: Sequence[Round], ratios: Mapping[str, Ratio], device: Device, *, alone: bool
+) -> bool:
+    """Return True if a record timing may stop after these rounds.
+
+    `ratios` are those of the baselines over the candidate, or without a candidate (`alone`) those
+    of eager over the other baselines.
+    """
+    least = CLEAR_ROUNDS if device is Device.CUDA else LOOKS.rounds[0]
+    has_early_end = not alone and len(rounds) >= least
+    if has_early_end and (is_hopeless(rounds, ratios, device) or is_clear(rounds, ratios, device)):
+        return True
+    return may_stop(len(rounds), ratios.values())
+
+
 def may_stop(rounds: int, ratios: Iterable[Ratio]) -> bool:
     """Return True if a record timing may stop after this number of rounds.
 
@@ -267,6 +294,32 @@ def may_stop(rounds: int, ratios: Iterable[Ratio]) -> bool:
     return rounds == LOOKS.rounds[-1] or all(
         ratio.standing is not Standing.INCONCLUSIVE for ratio in ratios
     )
+
+
+def is_clear(
+    rounds: Sequence[Round], ratios: Mapping[str, Ratio], device: Device, arm: str = CANDIDATE
+) -> bool:
+    """Return True if so few rounds show beyond doubt that the candidate beats every baseline.
+
+    `ratios` are those of the baselines over the candidate. Only on a GPU, where the scatter between
+    processes is known. Noise that makes equal modules differ by `CLEAR` would not repeat within
+    `AGREEING`, so this early end needs no share of alpha.
+    """
+    if device is not Device.CUDA or len(rounds) < CLEAR_ROUNDS or not ratios:
+        return False
+    return all(
+        ratio.low > 1 + CLEAR and _spread(rounds, name, arm, device) <= AGREEING
+        for name, ratio in ratios.items()
+    )
+
+
+def _spread(rounds: Sequence[Round], baseline: str, arm: str, device: Device) -> float:
+    """Return the largest minus the smallest median log ratio of the rounds."""
+    medians = [
+        median(log_ratios(levels(taken, baseline, device), levels(taken, arm, device)))
+        for taken in rounds
+    ]
+    return max(medians) - min(medians)
 
 
 def is_hopeless(rounds: Sequence[Round], baselines: Iterable[str], device: Device) -> bool:
@@ -291,12 +344,15 @@ def hopeless_rungs(
     times: Mapping[str, Sequence[float]],
     twin_ratios: Sequence[float] = (),
 ) -> tuple[str, ...]:
-    """Return the rungs that later rounds need not time, because they cannot be the best one.
+    """Return the rungs that later rounds need not time, because they cannot be the best one or do
+    not decide.
 
     Eager and torch.compile stay, since scores name them. Another rung is hopeless if the fastest is
     faster by `HOPELESS_RUNG` with the confidence of a quick timing. It must also have been slower
     by as much in every timing so far, at least two (`times`, seconds by rung). So a process that
-    was delayed once cannot remove the best rung.
+    was delayed once cannot remove the best rung. If the candidate beats the fastest rung by
+    `CLEAR`, the fastest alone decides: a rung leaves that was never as fast as it, in two timings
+    or more.
     """
     timed = {n: median(levels(taken, n, device)) for n in baselines if taken.counted.get(n)}
     if not timed:
@@ -304,11 +360,16 @@ def hopeless_rungs(
     best = min(timed, key=timed.__getitem__)
     others = (name for name in timed if name not in (EAGER, COMPILE, best))
     limit = 1 + HOPELESS_RUNG
+    known = [name for name in others if len(times.get(name, ())) > 1]
+    if device is Device.CUDA and taken.counted.get(CANDIDATE):
+        over_best = ratio([taken], best, CANDIDATE, Effort.QUICK, device, twin_ratios)
+        fastest = min((timed[best], *times.get(best, ())))
+        if over_best.low > 1 + CLEAR:
+            return tuple(name for name in known if min(times[name]) > fastest)
     return tuple(
         name
-        for name in others
-        if len(times.get(name, ())) > 1
-        and min(times[name]) > limit * timed[best]
+        for name in known
+        if min(times[name]) > limit * timed[best]
         and ratio([taken], name, best, Effort.QUICK, device, twin_ratios).low > limit
     )
 

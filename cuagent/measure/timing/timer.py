@@ -29,13 +29,13 @@ from cuagent.measure.timing.candidate_process import BUDGET_S, CandidateProcess
 from cuagent.measure.timing.parts import is_final, merge, parts_of
 from cuagent.measure.timing.round_runner import RoundRunner, Subject
 from cuagent.measure.timing.rounds import (
+    CLEAR_ROUNDS,
     LOOKS,
     Round,
     Rounds,
     arm_of,
     hopeless_rungs,
-    is_hopeless,
-    may_stop,
+    is_decided,
     ratios,
     twins,
 )
@@ -403,11 +403,13 @@ class Timer:
         effort: Effort,
         elapsed: float,
     ) -> bool:
-        if effort is not Effort.RECORD or len(rounds) < LOOKS.rounds[0]:
-            return effort is not Effort.RECORD
+        if effort is not Effort.RECORD:
+            return True
+        if len(rounds) < CLEAR_ROUNDS:
+            return False
         found = self._ratios(rounds, subject, effort)
-        hopeless = subject is not None and is_hopeless(rounds, found, self.device)
-        return hopeless or may_stop(len(rounds), found.values()) or elapsed > BUDGET_S[effort]
+        late = len(rounds) >= LOOKS.rounds[0] and elapsed > BUDGET_S[effort]
+        return late or is_decided(rounds, found, self.device, alone=subject is None)
 
     def _ratios(
         self, rounds: Sequence[Round], subject: Subject | None, effort: Effort
