@@ -48,6 +48,8 @@ class TaskLadder:
         self._unopened: tuple[str, ...] = ()
         """Rungs that only a record timing needs and that have not begun to open in the background.
         """
+        self._given_up: set[str] = set()
+        """Rungs that did not open in time."""
         self._compiles_later = False
         """True if the rungs that only a record timing needs compile in the background once an
         attempt may be the result. False for a judge of rollouts, which makes no record timings."""
@@ -95,7 +97,9 @@ class TaskLadder:
         later = self.found.later if self.found is not None else ()
         if later and wait_s is not None:
             late = self._timer.still_opening(later, wait_s)
-            later = tuple(name for name in later if name not in late)
+            self._timer.give_up(late)
+            self._given_up.update(late)
+            later = tuple(name for name in later if name not in self._given_up)
         if later and self._timer.shared_device:
             later = self._compiler.compiled(later)
         return later

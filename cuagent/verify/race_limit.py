@@ -1,11 +1,13 @@
-"""Decide if racecheck on all rows is stopped, because it cannot end in its time.
+"""Decide if racecheck on all rows is stopped, because it cannot end in its time or takes too long.
 
 A stopped run reports nothing, so it is stopped only if the run on few rows shows one of these:
 
 - racecheck itself failed there, so it does not work for these kernels (a hardware exception does
   not show that: a kernel for one number of rows may access memory beyond fewer rows);
 - its call took so long that the call on all rows cannot end;
-- it is still running long after the other tools have ended, which saw all rows.
+- it is still running long after the other tools have ended, which saw all rows;
+- it found nothing, ran all kernels, and the run on all rows goes on for some seconds more than such
+  a call should take. The report on few rows counts then.
 
 A finding on few rows never stops the run on all rows, because only the latter can reject.
 Assumption: racecheck's time grows with the number of rows. It processes every access to shared
@@ -20,6 +22,13 @@ from cuagent.verify.compute_sanitizer import Outcome, Report
 
 FEW_LATE_S = 5.0
 """Seconds after the end of the other tools, after which racecheck on few rows must have ended."""
+CLEAN_LATE_S = 3.0
+"""Seconds that racecheck on all rows may take after a clean run on few rows and the end of the
+other tools, besides `CERTAIN` times the call that the few rows predict.
+
+The prediction is too short for kernels of many blocks: a convolution of 16 images that took 0.02 s
+for one did not end in 10 s.
+"""
 LEAST_SCALE = 4.0
 """Smallest ratio of all rows to few rows at which late few rows count. Below it, all rows might end
 soon after few rows."""
@@ -37,11 +46,13 @@ def why_hopeless(
     scale: float,
     window_s: float,
     waited_s: float,
+    clean_s: float = 0.0,
 ) -> str:
-    """Return why racecheck on all rows cannot end in its time; "" if it may.
+    """Return why racecheck on all rows is stopped; "" if it goes on.
 
     `few` is the report on few rows, None while that runs, for `waited_s` seconds since the `others`
-    ended. All rows are `scale` times as many, and have `window_s` seconds in all.
+    ended. All rows are `scale` times as many, and have `window_s` seconds in all. `clean_s` are the
+    seconds since both the run on few rows and the others have ended.
     """
     if few is not None and few.failed_itself:
         return f"on few rows: {few.text.splitlines()[0]}"
@@ -53,7 +64,11 @@ def why_hopeless(
     if few.outcome is not Outcome.CLEAN or few.call_s is None or not covers(few, others):
         return ""
     all_s = few.call_s * scale
-    return f"it would take some {all_s:.0f} s" if all_s > CERTAIN * window_s else ""
+    if all_s > CERTAIN * window_s:
+        return f"it would take some {all_s:.0f} s"
+    if clean_s > CLEAN_LATE_S + CERTAIN * all_s:
+        return f"it took {clean_s:.0f} s longer than the other tools and few rows, which are clean"
+    return ""
 
 
 def of_few(few: Report, whole: Report, others: Sequence[Report]) -> Report:

@@ -6,7 +6,8 @@ inputs that take more than `FEW_ABOVE`. If racecheck does not end on the whole i
 few rows counts, provided that it found nothing and ran all kernels and library functions that
 memcheck saw on the whole inputs. A finding on few rows alone does not reject: a kernel may be
 written for one number of rows. Once the other tools have ended, the run on few rows may show that
-the one on the whole inputs cannot end (`race_limit`); it is stopped then.
+the one on the whole inputs cannot end, or suffice if that takes long (`race_limit`); it is stopped
+then.
 
 The processes start before the inputs are written, because importing torch under a tool takes
 seconds; they wait for the file of the inputs (`worker/single.py`).
@@ -42,9 +43,9 @@ if TYPE_CHECKING:
     from cuagent.worker.memory.arena import Leaf
 
 RACECHECK, INITCHECK = "racecheck", "initcheck"
-FEW_ABOVE = 32 << 20
+FEW_ABOVE = 4 << 20
 """Size in bytes of the inputs with common rows above which racecheck also runs on few rows."""
-FEW_BYTES = 8 << 20
+FEW_BYTES = 2 << 20
 """Size in bytes that the few rows of these inputs take at most, if that is a row or more."""
 UNCONFIRMED = (
     "a kernel reads memory that none of the attempt's kernels wrote; the check if a library's "
@@ -181,9 +182,10 @@ class ToolRuns:
     def _stop_of_whole(self, few_folder: Path | None) -> Callable[[float], bool]:
         """Return the function that stops racecheck on all rows if it cannot end in its time."""
         since: float | None = None
+        clean_since: float | None = None
 
         def stop(suspended_s: float) -> bool:
-            nonlocal since
+            nonlocal since, clean_since
             few = self._few_run
             # The tools may also run one after another; then few rows wait for this run.
             if few is None or not (few.running() or few.done()):
@@ -194,12 +196,15 @@ class ToolRuns:
                 since = now if since is None else since
                 # After its first call the run on few rows only measures the time of another one.
                 called = few_folder is not None and (few_folder / REACHED).exists()
+                if few.done() and clean_since is None:
+                    clean_since = now
                 self._hopeless = why_hopeless(
                     few.result() if few.done() else None,
                     [run.result() for run in ran],
                     scale=self._scale,
                     window_s=self._run.ends - self._provided,
                     waited_s=0.0 if called else now - since,
+                    clean_s=0.0 if clean_since is None else now - clean_since,
                 )
             return self._aborted.is_set() or bool(self._hopeless)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from cuagent.measure.timing.ahead import OpenedAhead
+from cuagent.worker import SessionEnded, Status
 
 
 @pytest.mark.parametrize("fails_in", ["first call", "callback"])
@@ -31,3 +33,29 @@ def test_session_is_closed_if_anything_fails_while_it_opens(fails_in: str) -> No
         ahead.take("compile")
     assert closed == [True]
     ahead.end()
+
+
+def test_discarded_baseline_ends_at_once_and_others_go_on() -> None:
+    processes = {name: subprocess.Popen(["sleep", "600"], process_group=0) for name in ("a", "b")}
+    begun: list[str] = []
+
+    def begin(name: str) -> Any:
+        begun.append(name)
+        process = processes[name]
+        return SimpleNamespace(
+            pid=process.pid, close=process.kill, pause=lambda: True, unpause=lambda: None
+        )
+
+    def first_call(name: str, session: Any) -> None:
+        if processes[name].wait():
+            raise SessionEnded(Status.LOST, name, "")
+
+    ahead = OpenedAhead(begin, first_call, 1)
+    ahead.start(["a", "b", "never"])
+    assert ahead.unfinished(["a"], 0.5) == ("a",)
+    ahead.discard(["a", "never"])
+    assert ahead.unfinished(["a", "never"], 60) == ()
+    assert ahead.unfinished(["b"], 0.5) == ("b",)
+    ahead.end()
+    assert begun == ["a", "b"]
+    assert all(process.wait() != 0 for process in processes.values())

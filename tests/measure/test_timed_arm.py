@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cuagent.arms import CANDIDATE, EAGER
+from cuagent.arms import CANDIDATE, COMPILE, EAGER
 from cuagent.measure.timing.timed_arm import BlockTime, TimedArm, contradiction_of, counted
 from cuagent.task import Device
 
@@ -101,3 +101,20 @@ def test_single_call_on_a_gpu_is_charged_beyond_the_flush_allowance(
         timed_arms[name].single_calls = [BlockTime(1e-3 + more, 2.3e-3 + wall) for _ in range(20)]
     found = counted(timed_arms, Device.CUDA)[CANDIDATE]
     assert max(found) - 1e-3 == pytest.approx(charged, abs=2e-6)
+
+
+@pytest.mark.parametrize("with_graph", [False, True])
+def test_candidate_is_not_charged_for_an_eager_arm_that_waits_for_the_host(
+    with_graph: bool,
+) -> None:
+    """Eager's blocks take longer than its single calls, whose launches the lead hides."""
+    calls = [(0.3e-3, 0.4e-3 + 1e-6 * (k % 3)) for k in range(20)]
+    timed_arms = arms(calls)
+    if with_graph:
+        timed_arms[COMPILE] = timed_arm(COMPILE, calls)
+    for name, made in timed_arms.items():
+        claim = 0.7e-3 if name == EAGER else 0.3e-3
+        made.single_calls = [BlockTime(claim, claim + 1.3e-3) for _ in range(20)]
+    timed_arms[EAGER].blocks = [BlockTime(1e-3, 1.1e-3 + 1e-6 * (k % 3)) for k in range(20)]
+    found = counted(timed_arms, Device.CUDA)[CANDIDATE]
+    assert found == pytest.approx([0.3e-3] * 20, abs=1e-9)

@@ -38,7 +38,7 @@ from cuagent.verify.compute_sanitizer import (
 )
 from cuagent.verify.oracle.client import Oracle
 from cuagent.verify.own_kernels import allocates, own_kernels
-from cuagent.verify.race_limit import why_hopeless
+from cuagent.verify.race_limit import CLEAN_LATE_S, why_hopeless
 from cuagent.verify.sanitize import SHARED, TOOLS, Check, check, write_debug_folder
 
 pytestmark = pytest.mark.slow
@@ -598,6 +598,23 @@ def test_race_check_stops_only_if_it_cannot_end(
     assert bool(why) is stops
 
 
+@pytest.mark.parametrize(
+    ("few", "clean_s", "stops"),
+    [
+        (FEW, CLEAN_LATE_S + 3 * 2.0 * 4 + 0.1, True),
+        (FEW, CLEAN_LATE_S + 3 * 2.0 * 4 - 0.1, False),
+        (replace(FEW, call_s=0.01), CLEAN_LATE_S + 0.2, True),
+        (replace(FEW, reached=()), 60.0, False),  # other kernels may race
+        (replace(FEW, outcome=Outcome.FAULTY), 60.0, False),  # only all rows can reject
+    ],
+)
+def test_race_check_stops_some_time_after_a_clean_one_on_few_rows(
+    few: Report, clean_s: float, stops: bool
+) -> None:
+    why = why_hopeless(few, [ENDED], scale=4.0, window_s=10.0, waited_s=0.0, clean_s=clean_s)
+    assert bool(why) is stops
+
+
 @pytest.mark.parametrize("few", [FEW, None])
 def test_tools_that_could_not_run_do_not_stop_the_race_check(few: Report | None) -> None:
     for others in ([], [replace(ENDED, outcome=Outcome.UNKNOWN)]):
@@ -634,7 +651,7 @@ def test_few_rows_are_those_of_the_inputs_that_the_outputs_share() -> None:
 
 @pytest.mark.parametrize(
     ("rows", "row_bytes", "few"),
-    [(16, 64 << 20, 1), (128, 4 << 20, 2), (48, 2 << 20, 4), (4096, 8192, None), (7, 8 << 20, 1)],
+    [(16, 64 << 20, 1), (128, 1 << 20, 2), (48, 1 << 19, 4), (512, 8192, None), (7, 8 << 20, 1)],
 )
 def test_few_rows_divide_all_rows(rows: int, row_bytes: int, few: int | None) -> None:
     given = torch.empty(rows, row_bytes, dtype=torch.uint8, device="meta")

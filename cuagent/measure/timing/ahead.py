@@ -47,6 +47,7 @@ class OpenedAhead:
         self._running = threading.Event()
         self._running.set()
         self._ended = False
+        self._discarded: set[str] = set()
         self._paused_s = self._stopped_at = 0.0
 
     def start(self, names: Sequence[str]) -> None:
@@ -137,6 +138,18 @@ class OpenedAhead:
             session.unpause()
         self._running.set()
 
+    def discard(self, names: Sequence[str]) -> None:
+        """Kill the processes of these baselines, which nobody will take, so that they no longer
+        use processors. The threads that drive them end by themselves."""
+        with self._opening:
+            self._discarded.update(names)
+            for name in names:
+                if name in self._futures:
+                    self._futures[name].cancel()
+                if (session := self._sessions.get(name)) is not None:
+                    with suppress(ProcessLookupError):
+                        os.killpg(session.pid, signal.SIGKILL)
+
     def end(self) -> None:
         """Kill the processes that `take` did not hand out, and wait for the threads.
 
@@ -161,7 +174,7 @@ class OpenedAhead:
         while True:
             self._running.wait()
             with self._opening:
-                if self._ended:
+                if self._ended or name in self._discarded:
                     raise CancelledError
                 if self._running.is_set():
                     begun, paused = time.perf_counter(), self._paused_s

@@ -145,6 +145,11 @@ class Baselines:
         background."""
         return self._ahead.unfinished(names, seconds) if self._ahead is not None else ()
 
+    def give_up(self, names: Sequence[str]) -> None:
+        """End the background processes of `names`, which are not timed any more."""
+        if self._ahead is not None:
+            self._ahead.discard(names)
+
     def await_opening(self) -> None:
         """Wait until no baseline to be timed is still opening in the background."""
         ahead = self._ahead

@@ -170,30 +170,61 @@ def _batching_gain(
     """Return the seconds by which the candidate's single calls are certainly slower than its calls
     in a block.
 
-    Eager's own difference is subtracted.
+    A trusted arm's own difference is subtracted: eager's on a CPU, the largest one on a GPU.
+    `single_calls` and `block_times` are the times after the audit.
     """
-    arms = [
-        timed_arms[name]
-        for name in (CANDIDATE, EAGER)
-        if name in timed_arms and timed_arms[name].single_calls
-    ]
-    if len(arms) < 2:
+    claimed = {name: [call.claim for call in arm.single_calls] for name, arm in timed_arms.items()}
+    in_blocks = {name: arm.claims for name, arm in timed_arms.items()}
+    walls, claims = (single_calls, block_times), (claimed, in_blocks)
+    compared = [name for name, arm in timed_arms.items() if arm.single_calls]
+    if device is Device.CPU:
+        compared = [name for name in compared if name in (CANDIDATE, EAGER)]
+    if CANDIDATE not in compared or len(compared) < 2:
         return 0.0
-    pairs = len(arms[0].single_calls)  # an interrupted round has one block more
-    walls = [
-        times[timed_arm.name][:pairs] for timed_arm in arms for times in (single_calls, block_times)
-    ]
-    claims = [
-        [b.claim for b in taken[:pairs]] for a in arms for taken in (a.single_calls, a.blocks)
-    ]
+    names = [name for name in compared if name != CANDIDATE]
     if device is Device.CUDA:
-        surely = _lower_limit(walls, AUDIT_CONFIDENCE) - FLUSH_S
-        return max(0.0, surely, _lower_limit(claims, AUDIT_CONFIDENCE))
+        by_walls = _lower_limit(_with_usual(*walls, names), AUDIT_CONFIDENCE) - FLUSH_S
+        return max(0.0, by_walls, _lower_limit(_with_usual(*claims, names), AUDIT_CONFIDENCE))
+    pairs = [_paired(*times, (CANDIDATE, EAGER)) for times in (walls, claims)]
     # Quiet stretches are the most precise on a busy machine; but they are few, and one disturbed
     # stretch hides the difference.
-    quiet = [quietest(times, GROUPS) for times in walls]
-    least = max(_lower_limit(walls, AUDIT_CONFIDENCE), _lower_limit(quiet, AUDIT_CONFIDENCE))
-    return max(0.0, least, _lower_limit(claims, SINGLE_CALL_CONFIDENCE) - COLD_S)
+    quiet = [quietest(times, GROUPS) for times in pairs[0]]
+    least = max(_lower_limit(pairs[0], AUDIT_CONFIDENCE), _lower_limit(quiet, AUDIT_CONFIDENCE))
+    return max(0.0, least, _lower_limit(pairs[1], SINGLE_CALL_CONFIDENCE) - COLD_S)
+
+
+def _paired(
+    single: Mapping[str, Sequence[float]],
+    in_block: Mapping[str, Sequence[float]],
+    names: Sequence[str],
+) -> list[Sequence[float]]:
+    """Return [single calls, calls in blocks] of one arm after the other, with equal lengths.
+
+    An interrupted round has one block more than single calls.
+    """
+    pairs = min(len(single[name]) for name in names)
+    return [times[name][:pairs] for name in names for times in (single, in_block)]
+
+
+def _with_usual(
+    single: Mapping[str, Sequence[float]],
+    in_block: Mapping[str, Sequence[float]],
+    names: Sequence[str],
+) -> list[Sequence[float]]:
+    """Return the times of the candidate and of the trusted arm whose single calls are slowest
+    beside its blocks, as `_paired`.
+
+    An arm that waits for the host takes longer in a block, because the wait before the block hides
+    the launches of the first call only. That says nothing about the candidate, so a difference
+    below zero counts as none.
+    """
+    found = [_paired(single, in_block, (CANDIDATE, name)) for name in names]
+
+    def difference(times: list[Sequence[float]]) -> float:
+        return median(one - other for one, other in zip(times[2], times[3], strict=True))
+
+    largest = max(found, key=difference)
+    return [*largest[:2], largest[2], largest[2]] if difference(largest) < 0 else largest
 
 
 def _lower_limit(arms: Sequence[Sequence[float]], confidence: float) -> float:

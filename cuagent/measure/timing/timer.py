@@ -250,6 +250,13 @@ class Timer:
         background."""
         return self._baselines.still_opening(baselines, seconds)
 
+    def give_up(self, baselines: Sequence[str]) -> None:
+        """End the background processes of these baselines, which are not timed any more.
+
+        A compiler beside a timing delays the host's work of all arms.
+        """
+        self._baselines.give_up(baselines)
+
     def nothing_opens(self) -> AbstractContextManager[None]:
         """Wait until the baselines to be timed are open, then return a context in which none opens.
 
