@@ -63,7 +63,9 @@ class OpenedAhead:
     def unfinished(self, names: Sequence[str], seconds: float) -> tuple[str, ...]:
         """Wait at most `seconds` for these baselines; return the names of those that are not
         ready."""
-        opening = {name: self._futures[name] for name in names if name in self._futures}
+        found = {name: self._futures[name] for name in names if name in self._futures}
+        # `wait` would wait for a cancelled one until its turn comes.
+        opening = {name: future for name, future in found.items() if not future.done()}
         wait(opening.values(), timeout=seconds)
         return tuple(name for name, future in opening.items() if not future.done())
 
