@@ -12,6 +12,7 @@ from functools import partial
 from cuagent.expert.anchored.cluster import clusters
 from cuagent.expert.attention.kernel import with_kernels
 from cuagent.expert.attention.rewrite import Own, with_attention
+from cuagent.expert.attention.unfused import with_expanded
 from cuagent.expert.calls import group_call, rebased_call, triton_call
 from cuagent.expert.capture.complex_pairs import with_pairs
 from cuagent.expert.capture.constants import constant_values
@@ -146,6 +147,9 @@ def _with_library_calls(
     """
     captured = with_pairs(subject.captured)
     found: dict[str, tuple[str, ...]] = {}
+    if options.attention and options.products:
+        captured, names = with_expanded(captured, subject.target)
+        found |= {"two products for each attention": names} if names else {}
     if options.attention:
         own = Own.ALWAYS if options.own_attention else Own.NEEDED
         own = own if options.products else Own.NEVER

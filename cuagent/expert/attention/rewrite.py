@@ -20,6 +20,7 @@ from cuagent.expert.attention.kernel import has_kernel
 from cuagent.expert.attention.masks import Mask, kernel_steps, mask_of
 from cuagent.expert.attention.products import BatchedProduct, Operand, batched_product
 from cuagent.expert.attention.scores import Scores, copied, read_scores
+from cuagent.expert.attention.unfused import are_products_faster
 from cuagent.expert.capture.editing import Edit, called
 from cuagent.expert.capture.export import Captured
 from cuagent.expert.capture.subject import Target
@@ -167,6 +168,9 @@ def _replaced(edit: Edit, match: Match, target: Target, own: Own) -> bool:
     """Replace a match by an attention call; return False if a precondition is not met."""
     product, dtype = match.scores.product, dtype_of(match.last)
     shape = product.left.shape
+    keys, width = match.values.shape[-2:]
+    if own is not Own.NEVER and are_products_faster(target, dtype, shape, keys, width):
+        return False
     simple = match.scores.simple and shape[-1] == match.values.shape[-1]
     if own is not Own.NEVER and not has_kernel(target, dtype, shape[-1], match.values.shape[-1]):
         own = Own.NEVER
