@@ -62,7 +62,7 @@ FEW = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FEW)
-@pytest.mark.parametrize("shape", ["3, 2050", "2, 5, 451"])
+@pytest.mark.parametrize("shape", ["3, 2050", "1, 5, 451"])
 def test_emulated_few_rows_are_read_in_one_kernel(tmp_path, monkeypatch, short, name, shape):
     monkeypatch.setattr(cuda_sliced, "SLICE_THREADS", 64)
     monkeypatch.setattr(fuse, "LONG_ROW", 2000)
@@ -86,7 +86,7 @@ def test_operands_of_all_rows_are_read_once_for_several(generate):
     text = generated(generate(reductions.text_of(FEW["layer norm"], "16, 1048576"), HOPPER))
     assert "TOGETHER = 8" in text
     few = generated(generate(reductions.text_of(FEW["layer norm"], "2, 65536"), HOPPER))
-    assert "TOGETHER = 1" in few
+    assert "TOGETHER" not in few
 
 
 @pytest.mark.parametrize(

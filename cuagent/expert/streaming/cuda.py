@@ -3,12 +3,12 @@
 Schedules: `map` (a thread computes VECTOR adjacent elements), `rows` (a warp or a block per row; a
 short row stays in registers between passes), `split rows` (few long rows: several blocks per row
 write partial values, and a second kernel joins them in a fixed order), `columns` (the reduction is
-not innermost: 32 adjacent rows per block, so that a warp reads adjacent elements), `split columns`
+not innermost: adjacent rows per block, so that a warp reads adjacent elements), `split columns`
 (the same with partial values, for few rows), `staged rows` (elements of a row are far apart, but
 adjacent to those of the next row: a block reads 8 to 32 rows through shared memory), `kept rows`
 (a cluster of blocks keeps a long row in shared memory), `sliced rows` (several blocks for each
-row, if rows are longer or few). Reduced and kept dimensions may alternate. Not covered: other transpositions;
-strided reads stay strided.
+row, if rows are longer or few). Reduced and kept dimensions may alternate. Not covered: other
+transpositions; strided reads stay strided.
 """
 
 from __future__ import annotations
@@ -108,6 +108,8 @@ class _Kernel(
         super().__init__(request.name, nest, request.title, plan)
         self.vector, self.column_rows = width, column_rows
         self.threads, self.items = threads, items
+        if column_rows and request.vector:
+            self.adjacent_rows = vector_width(inner.extent, accesses)
         if max(max(a.offset + group.size, _reach(nest, a)) for a in accesses) >= 1 << 30:
             self.integer = "long"
         self._stage()

@@ -1,4 +1,4 @@
-"""Write the CUDA schedule `sliced rows`, for rows that exceed the shared memory of a cluster.
+"""Write the CUDA schedule `sliced rows`: rows that exceed a cluster's memory, or few long rows.
 
 A block per row would read its row once in each pass, from DRAM if the rows in flight exceed the L2
 cache. Here a first kernel reads each slice of a row into registers and reduces it, with the slice's
@@ -29,9 +29,10 @@ SLICE_THREADS, ELEMENTS = 512, 16
 BUSY_BLOCKS = 264
 """Number of slices, two for each of 132 multiprocessors, below which a thread keeps fewer elements.
 """
-TOGETHER, TOGETHER_THREADS, TOGETHER_ELEMENTS = 8, 256, 8
-"""Number of rows that a block of the last kernel computes if they share operands, of its threads,
-and of elements of a row that each thread computes.
+LAST_THREADS, LAST_ELEMENTS = 256, 8
+"""Number of threads of a block of the last kernel, and of elements of a row for each."""
+TOGETHER = 8
+"""Number of rows that a block of the last kernel computes if they share operands.
 
 A layer norm over 4 M elements would otherwise read its weight and bias, from the L2 cache, as often
 as there are rows: twice the bytes of the rows.
@@ -78,8 +79,8 @@ class SlicedRowSchedule(CudaText):
         self.w()
         self._slice_join_kernel(constants)
         self.w()
+        last = self._element_kernel(constants)
         grid = str(group.rows * slices)
-        last = self._element_kernel(constants, grid)
         self._launcher(
             [
                 self._launch(grid, str(threads), "_slices", workspace=True),
@@ -100,19 +101,15 @@ class SlicedRowSchedule(CudaText):
             return f"workspace[({k} * {rows}L + row) * SLICES + {part}]"
         return f"workspace[{len(names)} * {rows}L * SLICES + {k} * {rows} + row]"
 
-    def _open_slice(self, suffix: str, constants: dict[str, int], block: str) -> None:
-        w, kind = self.w, "const float*" if suffix == "_elements" else "float*"
-        self._open_kernel(suffix, f"{kind} workspace", SLICE_THREADS)
-        self._constexpr(**constants, THREADS=SLICE_THREADS, VECTOR=self.vector, ITEMS=self.items)
-        w(f"const int block = {block};")
-        w(f"const {self.integer} row = block / SLICES;")
-        w("const int slice = block % SLICES;")
-        self._decode("row", self.row_dims)
-
     def _slice_kernel(self, constants: dict[str, int]) -> None:
         """Write the kernel that reduces each slice, in one or two passes over its registers."""
         w = self.w
-        self._open_slice("_slices", constants, "blockIdx.x")
+        self._open_kernel("_slices", "float* workspace", SLICE_THREADS)
+        self._constexpr(**constants, THREADS=SLICE_THREADS, VECTOR=self.vector, ITEMS=self.items)
+        w("const int block = blockIdx.x;")
+        w(f"const {self.integer} row = block / SLICES;")
+        w("const int slice = block % SLICES;")
+        self._decode("row", self.row_dims)
         first, *second = self.plan.stages[:-1]
         self._row_values(first)
         self._preload(self._registers((first, *second)))
@@ -178,56 +175,47 @@ class SlicedRowSchedule(CudaText):
         length = ", length" if join.kind == CENTRED else ""
         return f"{function}({part}, part_{value}, {value}{length})"
 
-    def _element_kernel(self, constants: dict[str, int], grid: str) -> str:
+    def _element_kernel(self, constants: dict[str, int]) -> str:
         """Write the kernel that computes and stores the elements from the rows' reductions; return
         its launch.
 
-        It begins with the last slices, which the first kernel has left in the L2 cache. `grid` is
-        the number of slices.
-        """
-        shared = self._registers(self.plan.stages[-1:], of_rows=False)
-        if shared and self.nest.group.rows > 1:
-            return self._elements_of_several_rows(constants, shared)
-        self._open_slice("_elements", constants, "SLICES * ROWS - 1 - blockIdx.x")
-        self._elements()
-        self.w.close()
-        self.cached = {}
-        return self._launch(grid, str(SLICE_THREADS), "_elements", workspace=True)
-
-    def _elements_of_several_rows(
-        self, constants: dict[str, int], shared: dict[str, Access]
-    ) -> str:
-        """Write the kernel whose blocks compute a slice of several rows, and keep the operands that
-        the rows share in registers; return its launch.
+        It begins with the last slices, which the first kernel has left in the L2 cache.
         """
         w, group, together = self.w, self.nest.group, TOGETHER
-        elements = max(self.vector, TOGETHER_ELEMENTS)
+        shared = self._registers(self.plan.stages[-1:], of_rows=False)
+        elements = max(self.vector, LAST_ELEMENTS)
         self.items = elements // self.vector
-        length = TOGETHER_THREADS * elements
+        length = LAST_THREADS * elements
         parts = math.ceil(group.columns / length)
-        while together > 1 and parts * math.ceil(group.rows / together) < BUSY_BLOCKS:
+        while together > 1 and (
+            not shared or parts * math.ceil(group.rows / together) < BUSY_BLOCKS
+        ):
             together //= 2
         blocks = parts * math.ceil(group.rows / together)
-        self._open_kernel("_elements", "const float* workspace", TOGETHER_THREADS)
+        self._open_kernel("_elements", "const float* workspace", LAST_THREADS)
         self._constexpr(**constants | {"SLICE": length}, PARTS=parts, TOGETHER=together)
-        self._constexpr(THREADS=TOGETHER_THREADS, VECTOR=self.vector, ITEMS=self.items)
+        self._constexpr(THREADS=LAST_THREADS, VECTOR=self.vector, ITEMS=self.items)
         w(f"const int block = {blocks - 1} - blockIdx.x;")
         w("const int slice = block % PARTS;")
-        w("const int first = block / PARTS * TOGETHER;")
-        w("const int end = first + TOGETHER < ROWS ? first + TOGETHER : ROWS;")
-        self._preload(shared)
-        w.pragma("unroll 1")
-        w.open(f"for ({self.integer} row = first; row < end; ++row)")
+        if together > 1:
+            w("const int first = block / PARTS * TOGETHER;")
+            w("const int end = first + TOGETHER < ROWS ? first + TOGETHER : ROWS;")
+            self._preload(shared)
+            w.pragma("unroll 1")
+            w.open(f"for ({self.integer} row = first; row < end; ++row)")
+        else:
+            w(f"const {self.integer} row = block / PARTS;")
         self._decode("row", self.row_dims)
         self._elements()
-        w.close(2)
+        w.close(1 + (together > 1))
         self.cached = {}
-        return self._launch(str(blocks), str(TOGETHER_THREADS), "_elements", workspace=True)
+        return self._launch(str(blocks), str(LAST_THREADS), "_elements", workspace=True)
 
     def _elements(self) -> None:
         """Write the loads of a slice, the row's values, and the stores of the elements."""
         w, last = self.w, self.plan.stages[-1]
-        self._preload(self._registers((last,)))
+        own = self._registers((last,))
+        self._preload({key: access for key, access in own.items() if key not in self.cached})
         for stage in self.plan.stages:
             self._row_values(stage)
             for node in stage.reduces:

@@ -89,6 +89,7 @@ class SplitSchedules(CudaText):
         self.workspace = group.rows * blocks * len(stage.reduces)
         self._open_kernel("_partial", "float* workspace", 32 * lanes)
         self._constexpr(COLUMNS=group.columns, LANES=lanes, BLOCKS=blocks, VECTOR=1)
+        self._constexpr(WIDTH=32)
         w(f"const {self.integer} flat_row = blockIdx.x * 32 + threadIdx.x;")
         w(f"const {self.integer} row = flat_row < {group.rows} ? flat_row : {group.rows - 1};")
         self._decode("row", self.row_dims)
