@@ -39,7 +39,7 @@ def group_call(
         options.tile,
         options.threads,
         options.vector,
-        clusters=(9, 0) <= target.capability < (12, 0),
+        clusters=target.has_clusters,
     )
     return generate(target.device, request)
 

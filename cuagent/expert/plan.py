@@ -56,6 +56,7 @@ from cuagent.expert.recurrences.match import with_layers, with_recurrences
 from cuagent.expert.rewrites import rewrite, share_equal
 from cuagent.expert.rules.gathers import unfused_gathers_to_torch
 from cuagent.expert.sharing import shared, shared_triton
+from cuagent.expert.streaming.cuda import fills_gpu
 from cuagent.expert.streaming.fuse import fuse
 from cuagent.expert.streaming.group import Group
 from cuagent.expert.streaming.nest import NestError
@@ -234,7 +235,10 @@ def _steps(
     own = (*recurrence_groups(graph), *loop_groups(graph))
     claimed = (*clusters(graph, ANCHORS, prepared), *own)
     on_gpu = subject.device == "cuda"
-    fused = fuse(graph, outside=prepared, claimed=claimed, slices_count=on_gpu)
+    fills = None
+    if on_gpu and options.vector and not options.threads:
+        fills = partial(fills_gpu, graph=graph, clusters=subject.target.has_clusters)
+    fused = fuse(graph, outside=prepared, claimed=claimed, slices_count=on_gpu, fills=fills)
     if not options.products:
         return fused, frozenset()
     found = with_products(fused, graph, subject.target, kept, options.split)

@@ -48,6 +48,12 @@ TASKS = {
     "norm over several dimensions": reductions.text_of(reductions.BODIES[NORM], "9, 70, 3, 64"),
     "split columns": reductions.text_of("return (x * y).sum(0) + 1, x.amax(0)", "20000, 8"),
     "split rows": reductions.text_of("return (x * y).mean((0, 2)) + 1", "3, 2, 40000"),
+    "split columns and stored elements": reductions.text_of(
+        "h = x * y; return h, h.sum(0) + 1", "20000, 8"
+    ),
+    "split rows and stored elements": reductions.text_of(
+        "h = x * y; return h - 1, h.amax(1)", "2, 70000"
+    ),
     "few centred columns": reductions.text_of("return x - y.mean(0, keepdim=True)", "3000, 5"),
     "few centred rows": reductions.text_of("return x - y.mean(1, keepdim=True)", "65, 65539"),
     "extremes": reductions.text_of("v, i = (x * 2).max(1); return v + 1, i", "9, 70, 65"),

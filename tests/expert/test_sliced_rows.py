@@ -9,7 +9,7 @@ from agreement import assert_agrees  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Options
 from cuagent.expert.capture.subject import Target
-from cuagent.expert.streaming import cuda, cuda_kept, cuda_sliced
+from cuagent.expert.streaming import cuda, cuda_kept, cuda_sliced, fuse
 
 AMPERE = Target("cuda", (8, 0), 108)
 HOPPER = Target("cuda", (9, 0), 132)
@@ -35,6 +35,8 @@ TASKS = {
     "stored powers": (
         "e = (x - x.amax(-1, True)).exp(); return e, e / e.sum(-1, True)", "3, 3000", ""
     ),
+    "operands of all rows": ("return torch.layer_norm(x, x.shape[1:], y[0], y[1])", "11, 2060", ""),
+    "a scale of all rows without alignment": ("return x.softmax(-1) * y[0]", "9, 2051", ""),
     "elements before the last pass": (
         "h = x * y; return h, h - h.mean(-1, True)", "3, 2500", "float32"
     ),
@@ -50,6 +52,56 @@ def short(monkeypatch):
     """Let short rows be sliced, and not kept."""
     monkeypatch.setattr(cuda_kept, "LEAST_COLUMNS", 1 << 40)
     monkeypatch.setattr(cuda_sliced, "LEAST_COLUMNS", 0)
+
+
+FEW = {
+    "layer norm": "return torch.layer_norm(x + 300, x.shape[1:], y[0], y[-1])",
+    "softmax": "return torch.softmax(x, -1) * 2",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("shape", ["3, 2050", "1, 5, 451"])
+def test_emulated_few_rows_are_read_in_one_kernel(tmp_path, monkeypatch, short, name, shape):
+    monkeypatch.setattr(cuda_sliced, "SLICE_THREADS", 64)
+    monkeypatch.setattr(fuse, "LONG_ROW", 2000)
+    body = FEW[name].replace("torch.softmax(x, -1)", "torch.softmax(x.flatten(1), -1)")
+    candidate = emulated_cuda.check(
+        tmp_path, monkeypatch, reductions.text_of(body, shape), Options(), HOPPER
+    )
+    assert generated(candidate).count("extern") == 1
+    assert "_device_elements" in generated(candidate)
+
+
+@pytest.mark.parametrize("target", [AMPERE, HOPPER])
+@pytest.mark.parametrize("name", FEW)
+def test_few_long_rows_are_sliced(generate, target, name):
+    text = generated(generate(reductions.text_of(FEW[name], "5, 70000"), target))
+    assert text.count("extern") == 1
+    assert "_device_elements" in text
+
+
+def test_operands_of_all_rows_are_read_once_for_several(generate):
+    text = generated(generate(reductions.text_of(FEW["layer norm"], "16, 1048576"), HOPPER))
+    assert "TOGETHER = 8" in text
+    few = generated(generate(reductions.text_of(FEW["layer norm"], "2, 65536"), HOPPER))
+    assert "TOGETHER" not in few
+
+
+@pytest.mark.parametrize(
+    ("body", "least"),
+    [
+        ("n = torch.layer_norm(x, x.shape[1:]); return n / (n * n).sum(-1, True)", 4),
+        ("d = (x - x.mean(-1, True)).abs(); return d / d.sum(-1, True)", 3),
+    ],
+    ids=["three levels", "distances"],
+)
+def test_few_long_rows_without_slices_fill_the_gpu(generate, body, least):
+    text = generated(generate(reductions.text_of(body, "5, 70000"), HOPPER))
+    assert text.count("extern") >= least
+    # No kernel computes a row with one block.
+    assert "ITEMS" not in text
 
 
 @pytest.mark.slow

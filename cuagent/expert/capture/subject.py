@@ -48,6 +48,13 @@ class Target:
     to be as precise.
     """
 
+    @property
+    def has_clusters(self) -> bool:
+        """True if the GPU has clusters of blocks, and 228 KB of shared memory in each
+        multiprocessor. GPUs of compute capability 12 have 100 KB.
+        """
+        return (9, 0) <= self.capability < (12, 0)
+
 
 @dataclass(frozen=True)
 class Subject:

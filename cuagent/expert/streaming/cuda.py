@@ -3,12 +3,12 @@
 Schedules: `map` (a thread computes VECTOR adjacent elements), `rows` (a warp or a block per row; a
 short row stays in registers between passes), `split rows` (few long rows: several blocks per row
 write partial values, and a second kernel joins them in a fixed order), `columns` (the reduction is
-not innermost: 32 adjacent rows per block, so that a warp reads adjacent elements), `split columns`
+not innermost: adjacent rows per block, so that a warp reads adjacent elements), `split columns`
 (the same with partial values, for few rows), `staged rows` (elements of a row are far apart, but
 adjacent to those of the next row: a block reads 8 to 32 rows through shared memory), `kept rows`
-(a cluster of blocks keeps a long row in shared memory), `sliced rows` (several blocks for each of
-many longer rows). Reduced and kept dimensions may alternate. Not covered: other transpositions;
-strided reads stay strided.
+(a cluster of blocks keeps a long row in shared memory), `sliced rows` (several blocks for each
+row, if rows are longer or few). Reduced and kept dimensions may alternate. Not covered: other
+transpositions; strided reads stay strided.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from cuagent.expert.graph.graph import FLOATS, ITEM_BYTES
+from cuagent.expert.graph.graph import FLOATS, ITEM_BYTES, Graph
 from cuagent.expert.kernel import KernelCall, Request
 from cuagent.expert.streaming.cuda_columns import ColumnSchedule
 from cuagent.expert.streaming.cuda_kept import KeptRowSchedule
@@ -27,6 +27,7 @@ from cuagent.expert.streaming.cuda_split import SplitSchedules
 from cuagent.expert.streaming.cuda_staged import StagedRowSchedule
 from cuagent.expert.streaming.cuda_text import headers
 from cuagent.expert.streaming.extreme_places import with_places
+from cuagent.expert.streaming.group import Group
 from cuagent.expert.streaming.nest import Access, Nest, NestError, nest_of
 from cuagent.expert.streaming.stages import Plan
 from cuagent.expert.streaming.text import without_unused
@@ -49,6 +50,20 @@ def generate(request: Request) -> KernelCall:
         kernel.plan.in_place(),
         workspace=kernel.workspace,
     )
+
+
+def fills_gpu(group: Group, graph: Graph, *, clusters: bool) -> bool:
+    """Return True if a schedule computes each of few long rows with several blocks, though
+    elements depend on reductions of their row.
+    """
+    try:
+        kernel = _Kernel(
+            Request(group.outputs[0], group, graph, "", clusters=clusters),
+            nest_of(with_places(group), graph),
+        )
+    except NestError:
+        return False
+    return kernel.sliced or kernel.kept is not None
 
 
 def threads_for(columns: int, vector: int) -> int:
@@ -93,6 +108,8 @@ class _Kernel(
         super().__init__(request.name, nest, request.title, plan)
         self.vector, self.column_rows = width, column_rows
         self.threads, self.items = threads, items
+        if column_rows and request.vector:
+            self.adjacent_rows = vector_width(inner.extent, accesses)
         if max(max(a.offset + group.size, _reach(nest, a)) for a in accesses) >= 1 << 30:
             self.integer = "long"
         self._stage()

@@ -18,6 +18,7 @@ from cuagent.expert.streaming.cuda_rows import MAX_CACHED
 from cuagent.expert.streaming.cuda_text import JOIN, CudaText
 from cuagent.expert.streaming.expressions import TYPES, computed_type, identifier
 from cuagent.expert.streaming.extreme_places import PLACE
+from cuagent.expert.streaming.group import FEW_ROWS, LONG_ROW
 from cuagent.expert.streaming.nest import Access, Nest
 from cuagent.expert.streaming.stages import Plan, Stage
 
@@ -33,6 +34,10 @@ THREADS_OF_SM = 1536
 """Number of threads of a multiprocessor that leaves 40 registers to each."""
 LEAST_COLUMNS = MAX_CACHED * 1024
 """Number of elements of a row up to which a block keeps it in registers (`cuda_rows`)."""
+BUSY_BLOCKS = 256
+"""Number of blocks that fewer than FEW_ROWS long rows must have; else multiprocessors would be
+idle.
+"""
 AHEAD = 8
 """Number of vectors that a thread may load before it uses the first."""
 
@@ -145,6 +150,9 @@ class KeptRowSchedule(CudaText):
             if any(value.key.endswith("]") for value in found) and (
                 chosen := layout(math.ceil(columns / wide), least, wide * self.kept_bytes)
             ):
+                few = columns >= LONG_ROW and self.nest.group.rows < FEW_ROWS
+                if few and self.nest.group.rows * chosen.cluster < BUSY_BLOCKS:
+                    break
                 self.kept, self.kept_values, self.vector = chosen, found, wide
                 self.threads = chosen.threads
                 return

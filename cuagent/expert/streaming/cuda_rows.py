@@ -61,9 +61,22 @@ class RowSchedule(CudaText):
                 self._pass(stage)
         self._row_stores()
 
-    def _cache_elements(self) -> None:
-        """Declare register arrays for input elements that several passes read, up to MAX_CACHED."""
+    def _cache_elements(self, most: int = MAX_CACHED) -> None:
+        """Declare register arrays for input elements that several passes read.
+
+        `most`: largest number of registers for each.
+        """
         free = MAX_SAVED - len(self._saved()) * self.items * self.vector
+        for key, first in self._read_again().items():
+            size = self.items * self.vector
+            if size <= min(free, most):
+                free -= size
+                word = f"row_{len(self.cached)}_cached"
+                self.cached[key] = (first, word)
+                self.w(f"float {word}[ITEMS][VECTOR];")
+
+    def _read_again(self) -> dict[str, int]:
+        """Return the input elements that several passes read, with the first of these passes."""
         passes: dict[str, list[int]] = {}
         for stage in self.plan.stages:
             readers = {n.name for n in (*stage.compute, *stage.reduces)}
@@ -77,13 +90,7 @@ class RowSchedule(CudaText):
                     and access.dtype in FLOATS
                 ):
                     passes.setdefault(self._element(access), []).append(stage.level)
-        for key, levels in passes.items():
-            size = self.items * self.vector
-            if len(set(levels)) > 1 and size <= min(free, MAX_CACHED):
-                free -= size
-                word = f"row_{len(self.cached)}_cached"
-                self.cached[key] = (min(levels), word)
-                self.w(f"float {word}[ITEMS][VECTOR];")
+        return {key: min(levels) for key, levels in passes.items() if len(set(levels)) > 1}
 
     def _pass(self, stage: Stage) -> None:
         """Write one pass of a row's threads over its elements, then the joins of their partial

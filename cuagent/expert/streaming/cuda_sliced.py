@@ -1,28 +1,42 @@
-"""Write the CUDA schedule `sliced rows`, for rows that exceed the shared memory of a cluster.
+"""Write the CUDA schedule `sliced rows`: rows that exceed a cluster's memory, or few long rows.
 
 A block per row would read its row once in each pass, from DRAM if the rows in flight exceed the L2
 cache. Here a first kernel reads each slice of a row into registers and reduces it, with the slice's
 own mean or maximum where the second reduction needs that of the row (`slice_joins`). A second one
 joins the results of the slices. A third one reads the slices again and stores the elements. So a
-row is read twice. Not covered: three levels of reductions; few rows whose groups are split.
+row is read twice. Few rows are sliced too, because a block for each would leave multiprocessors
+idle. Not covered: three levels of reductions.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from cuagent.expert.graph.graph import FLOATS
 from cuagent.expert.streaming.cuda_rows import MAX_SAVED
 from cuagent.expert.streaming.cuda_text import JOIN, CudaText
 from cuagent.expert.streaming.expressions import computed_type, identifier
+from cuagent.expert.streaming.group import FEW_ROWS, LONG_ROW
 from cuagent.expert.streaming.nest import Access
 from cuagent.expert.streaming.slice_joins import CENTRED, SliceJoin, slice_joins
 from cuagent.expert.streaming.stages import Plan, Stage
 
 LEAST_COLUMNS = 1 << 18
-"""Number of elements from which on rows are sliced."""
+"""Number of elements from which on rows are sliced. For fewer than FEW_ROWS rows it is LONG_ROW."""
 SLICE_THREADS, ELEMENTS = 512, 16
 """Number of threads of a block, and of elements of its slice that each thread keeps."""
+BUSY_BLOCKS = 264
+"""Number of slices, two for each of 132 multiprocessors, below which a thread keeps fewer elements.
+"""
+LAST_THREADS, LAST_ELEMENTS = 256, 8
+"""Number of threads of a block of the last kernel, and of elements of a row for each."""
+TOGETHER = 8
+"""Number of rows that a block of the last kernel computes if they share operands.
+
+A layer norm over 4 M elements would otherwise read its weight and bias, from the L2 cache, as often
+as there are rows: twice the bytes of the rows.
+"""
 JOIN_THREADS = 256
 """Number of threads of a block that joins the results of a row's slices."""
 
@@ -39,7 +53,9 @@ class SlicedRowSchedule(CudaText):
         Rows without a stored element need no third kernel, and one block reads them only once.
         """
         plan = Plan(self.nest, may_save=False)
-        long = self.nest.group.columns >= LEAST_COLUMNS and not self.places
+        group = self.nest.group
+        least = min(LONG_ROW, LEAST_COLUMNS) if group.rows < FEW_ROWS else LEAST_COLUMNS
+        long = group.columns >= least and not self.places
         if not long or plan.levels not in (1, 2) or not plan.stages[-1].stores:
             return
         joins = slice_joins(plan) if plan.levels == 2 else {}
@@ -49,8 +65,11 @@ class SlicedRowSchedule(CudaText):
     def _sliced_rows(self) -> None:
         """Write the kernels of slices, of joins and of elements, and their launcher."""
         group, threads = self.nest.group, SLICE_THREADS
-        self.items = ELEMENTS // self.vector
-        length = threads * ELEMENTS
+        elements = ELEMENTS
+        while elements > self.vector and group.size < threads * elements * BUSY_BLOCKS:
+            elements //= 2
+        self.items = elements // self.vector
+        length = threads * elements
         slices = math.ceil(group.columns / length)
         reduces = [node for stage in self.plan.stages for node in stage.reduces]
         self.workspace = group.rows * (slices + 1) * len(reduces)
@@ -60,13 +79,13 @@ class SlicedRowSchedule(CudaText):
         self.w()
         self._slice_join_kernel(constants)
         self.w()
-        self._element_kernel(constants)
+        last = self._element_kernel(constants)
         grid = str(group.rows * slices)
         self._launcher(
             [
                 self._launch(grid, str(threads), "_slices", workspace=True),
                 self._launch(str(group.rows), str(JOIN_THREADS), "_join", workspace=True),
-                self._launch(grid, str(threads), "_elements", workspace=True),
+                last,
             ],
             workspace=True,
         )
@@ -82,22 +101,18 @@ class SlicedRowSchedule(CudaText):
             return f"workspace[({k} * {rows}L + row) * SLICES + {part}]"
         return f"workspace[{len(names)} * {rows}L * SLICES + {k} * {rows} + row]"
 
-    def _open_slice(self, suffix: str, constants: dict[str, int], block: str) -> None:
-        w, kind = self.w, "const float*" if suffix == "_elements" else "float*"
-        self._open_kernel(suffix, f"{kind} workspace", SLICE_THREADS)
-        self._constexpr(**constants, THREADS=SLICE_THREADS, VECTOR=self.vector, ITEMS=self.items)
-        w(f"const int block = {block};")
-        w(f"const {self.integer} row = block / SLICES;")
-        w("const int slice = block % SLICES;")
-        self._decode("row", self.row_dims)
-
     def _slice_kernel(self, constants: dict[str, int]) -> None:
         """Write the kernel that reduces each slice, in one or two passes over its registers."""
         w = self.w
-        self._open_slice("_slices", constants, "blockIdx.x")
+        self._open_kernel("_slices", "float* workspace", SLICE_THREADS)
+        self._constexpr(**constants, THREADS=SLICE_THREADS, VECTOR=self.vector, ITEMS=self.items)
+        w("const int block = blockIdx.x;")
+        w(f"const {self.integer} row = block / SLICES;")
+        w("const int slice = block % SLICES;")
+        self._decode("row", self.row_dims)
         first, *second = self.plan.stages[:-1]
         self._row_values(first)
-        self._preload((first, *second))
+        self._preload(self._registers((first, *second)))
         self._slice_pass(first)
         if second:
             w("const int length = slice == SLICES - 1 ? COLUMNS - slice * SLICE : SLICE;")
@@ -160,21 +175,52 @@ class SlicedRowSchedule(CudaText):
         length = ", length" if join.kind == CENTRED else ""
         return f"{function}({part}, part_{value}, {value}{length})"
 
-    def _element_kernel(self, constants: dict[str, int]) -> None:
-        """Write the kernel that computes and stores the elements from the rows' reductions.
+    def _element_kernel(self, constants: dict[str, int]) -> str:
+        """Write the kernel that computes and stores the elements from the rows' reductions; return
+        its launch.
 
         It begins with the last slices, which the first kernel has left in the L2 cache.
         """
+        w, group, together = self.w, self.nest.group, TOGETHER
+        shared = self._registers(self.plan.stages[-1:], of_rows=False)
+        elements = max(self.vector, LAST_ELEMENTS)
+        self.items = elements // self.vector
+        length = LAST_THREADS * elements
+        parts = math.ceil(group.columns / length)
+        while together > 1 and (
+            not shared or parts * math.ceil(group.rows / together) < BUSY_BLOCKS
+        ):
+            together //= 2
+        blocks = parts * math.ceil(group.rows / together)
+        self._open_kernel("_elements", "const float* workspace", LAST_THREADS)
+        self._constexpr(**constants | {"SLICE": length}, PARTS=parts, TOGETHER=together)
+        self._constexpr(THREADS=LAST_THREADS, VECTOR=self.vector, ITEMS=self.items)
+        w(f"const int block = {blocks - 1} - blockIdx.x;")
+        w("const int slice = block % PARTS;")
+        if together > 1:
+            w("const int first = block / PARTS * TOGETHER;")
+            w("const int end = first + TOGETHER < ROWS ? first + TOGETHER : ROWS;")
+            self._preload(shared)
+            w.pragma("unroll 1")
+            w.open(f"for ({self.integer} row = first; row < end; ++row)")
+        else:
+            w(f"const {self.integer} row = block / PARTS;")
+        self._decode("row", self.row_dims)
+        self._elements()
+        w.close(1 + (together > 1))
+        self.cached = {}
+        return self._launch(str(blocks), str(LAST_THREADS), "_elements", workspace=True)
+
+    def _elements(self) -> None:
+        """Write the loads of a slice, the row's values, and the stores of the elements."""
         w, last = self.w, self.plan.stages[-1]
-        self._open_slice("_elements", constants, "SLICES * ROWS - 1 - blockIdx.x")
-        self._preload((last,))
+        own = self._registers((last,))
+        self._preload({key: access for key, access in own.items() if key not in self.cached})
         for stage in self.plan.stages:
             self._row_values(stage)
             for node in stage.reduces:
                 w(f"const float {identifier(node.name)} = {self._place_of(node.name)};")
         self._slice_pass(last)
-        w.close()
-        self.cached = {}
 
     def _open_items(self) -> None:
         w = self.w
@@ -184,29 +230,35 @@ class SlicedRowSchedule(CudaText):
         w.open("if (column < COLUMNS)")
         self._decode("column", self.column_dims)
 
-    def _preload(self, stages: tuple[Stage, ...]) -> None:
+    def _preload(self, found: dict[str, Access]) -> None:
         """Write the loads of a slice's elements into registers, all before the first is used."""
-        w, found = self.w, self._registers(stages)
-        for k in range(len(found)):
-            w(f"{computed_type('float32')} slice_{k}_cached[ITEMS][VECTOR];")
+        w = self.w
+        words = {key: f"slice_{len(self.cached) + k}_cached" for k, key in enumerate(found)}
+        for word in words.values():
+            w(f"{computed_type('float32')} {word}[ITEMS][VECTOR];")
         if found:
             self._open_items()
-            for k, (key, access) in enumerate(found.items()):
-                self.cached[key] = (-1, f"slice_{k}_cached")
+            for key, access in found.items():
                 if self.vector > 1:
                     place = f"{self._pointer(access.tensor)} + {self._index(access)}"
-                    w(f"load_vector({place}, slice_{k}_cached[item]);")
+                    w(f"load_vector({place}, {words[key]}[item]);")
                 else:
-                    w(f"slice_{k}_cached[item][0] = {self._load(access)};")
+                    w(f"{words[key]}[item][0] = {self._load(access)};")
             w.close(2)
+        self.cached |= {key: (-1, word) for key, word in words.items()}
 
-    def _registers(self, stages: tuple[Stage, ...]) -> dict[str, Access]:
-        """Return the elements that the stages load into registers, up to the number that fits."""
+    def _registers(self, stages: Sequence[Stage], of_rows: bool = True) -> dict[str, Access]:
+        """Return the elements that the stages load into registers, up to the number that fits.
+
+        `of_rows`: those of each row; otherwise those that all rows share.
+        """
         found: dict[str, Access] = {}
         for stage in stages:
             readers = {n.name for n in (*stage.compute, *stage.reduces)}
             for (reader, _), access in self.nest.reads.items():
-                every = all(access.varies(k) for k in (*self.row_dims, *self.column_dims))
+                every = all(access.varies(k) for k in self.column_dims) and all(
+                    access.varies(k) == of_rows for k in self.row_dims
+                )
                 plain = access.tensor and not access.guards and access.row is None
                 if reader in readers and every and plain and access.dtype in FLOATS:
                     found.setdefault(self._element(access), access)

@@ -31,14 +31,15 @@ class SplitSchedules(CudaText):
     """Generates CUDA kernels in which several blocks reduce one row, and kernels that join their
     results.
 
-    Schedules `split rows` and `split columns`, for groups that only reduce, in one pass.
+    Schedules `split rows` and `split columns`, for groups that reduce in one pass, which may also
+    store elements.
     """
 
     def _splits_rows(self) -> bool:
         """Return True if a kernel with one block per row would have too few blocks."""
         group = self.nest.group
         long = group.rows < SPLIT_ROWS and group.columns >= LONG_ROW
-        return long and self.plan.only_reduces
+        return long and self.plan.reduces_at_end
 
     def _split_rows(self) -> None:
         """Write a kernel that computes `blocks` partial results per row, and a kernel that joins
@@ -76,7 +77,7 @@ class SplitSchedules(CudaText):
         """Return True if a kernel with one block per 32 rows would have too few blocks."""
         group = self.nest.group
         long = group.rows < FEW_ADJACENT_ROWS and group.columns >= LONG_COLUMN
-        return long and self.plan.only_reduces
+        return long and self.plan.reduces_at_end
 
     def _split_columns(self) -> None:
         """Write the schedule for few adjacent rows: each block reduces a part of the elements of
@@ -88,6 +89,7 @@ class SplitSchedules(CudaText):
         self.workspace = group.rows * blocks * len(stage.reduces)
         self._open_kernel("_partial", "float* workspace", 32 * lanes)
         self._constexpr(COLUMNS=group.columns, LANES=lanes, BLOCKS=blocks, VECTOR=1)
+        self._constexpr(WIDTH=32)
         w(f"const {self.integer} flat_row = blockIdx.x * 32 + threadIdx.x;")
         w(f"const {self.integer} row = flat_row < {group.rows} ? flat_row : {group.rows - 1};")
         self._decode("row", self.row_dims)

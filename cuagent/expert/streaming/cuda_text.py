@@ -5,6 +5,7 @@ The schedules (`cuda_map`, `cuda_rows` and others) decide which threads and loop
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 from cuagent.expert.streaming.expressions import TYPES, computed_type, identifier
@@ -110,7 +111,9 @@ class CudaText(KernelText):
         """Write the C++ that declares the index of each dimension in `dims` from a flat index."""
         w, remainder = self.w, flat
         if len(dims) > 1:
-            w(f"{self.integer} {flat}_remainder = {flat};")
+            # A division of 64-bit integers takes several times as long.
+            counted = math.prod(self.nest.dimensions[k].extent for k in dims) < 1 << 31
+            w(f"{'int' if counted else self.integer} {flat}_remainder = {flat};")
             remainder = f"{flat}_remainder"
         for n, k in enumerate(reversed(dims)):
             extent = self.nest.dimensions[k].extent
@@ -143,7 +146,7 @@ class CudaText(KernelText):
         for name in stage.save:
             w(f"{slots[name]} = {identifier(name)}_v;")
         for node in stage.reduces:
-            word, value = identifier(node.name), self._operand(node, node.args[0])
+            word, value = self._variable(node.name), self._operand(node, node.args[0])
             if place := self.places.get(node.name):
                 at = self._operand(place, place.args[1])
                 words = f"{word}, {identifier(place.name)}, {value}, {at}"
@@ -160,7 +163,8 @@ class CudaText(KernelText):
         w.close()
         for name in vector_stores:
             index = self._index(self.nest.writes[name])
-            w(f"store_vector({identifier(name)}_out + {index}, {identifier(name)}_vector);")
+            inside = f"if (flat_row < {self.nest.group.rows}) " if self.column_rows else ""
+            w(f"{inside}store_vector({identifier(name)}_out + {index}, {identifier(name)}_vector);")
         self.defined = {}
 
     def _load_elements(self, stage: Stage) -> None:

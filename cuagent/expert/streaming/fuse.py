@@ -6,7 +6,7 @@ Invariant: groups and the nodes outside them form no cycle; a node is in at most
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from cuagent.expert.graph.graph import Graph, Kind, Node, contiguous_strides
 from cuagent.expert.streaming.group import (
@@ -38,25 +38,53 @@ def fuse(
     outside: frozenset[str] = frozenset(),
     claimed: Iterable[Group] = (),
     slices_count: bool = True,
+    fills: Callable[[Group], bool] | None = None,
 ) -> tuple[Step, ...]:
     """Return the steps that compute a graph, in an executable order: groups, and single nodes for
     torch.
 
     Nodes in `outside` (those computed once from parameters) are in no step. Groups in `claimed`, of
     other families, become steps unchanged. With `slices_count`, each slice of a tensor counts
-    towards MAX_LEAVES: on a GPU its elements take registers.
+    towards MAX_LEAVES: on a GPU its elements take registers. `fills`: True for a group of few long
+    rows that one kernel computes well, though elements depend on reductions of their row; without
+    it, none.
     """
-    return _Fuser(graph, outside, claimed, slices_count).run()
+    claimed, divided = tuple(claimed), frozenset(n.name for n in graph.nodes)
+    if fills is None:
+        return _Fuser(graph, outside, claimed, slices_count, divided).run()
+    divided = frozenset()
+    while True:
+        steps = _Fuser(graph, outside, claimed, slices_count, divided).run()
+        groups = [s for s in steps if isinstance(s, Group) and s.family == "streaming"]
+        waiting = [g for g in groups if _waits_for_rows(g.nodes, g.size, g.columns)]
+        slow = {node.name for group in waiting if not fills(group) for node in group.nodes}
+        if slow <= divided:
+            return steps
+        divided |= slow
+
+
+def _waits_for_rows(nodes: Iterable[Node], size: int, columns: int) -> bool:
+    """Return True if a group reduces few long rows and also reads the results for each element."""
+    if size // columns >= FEW_ROWS or columns < LONG_ROW:
+        return False
+    nodes = list(nodes)
+    levels = levels_of(nodes)
+    return any(levels[n.name] > 0 for n in nodes if n.size == size)
 
 
 class _Fuser:
     """Greedy fusion in program order: a node joins the groups of its arguments if possible."""
 
     def __init__(
-        self, graph: Graph, outside: frozenset[str], claimed: Iterable[Group], slices_count: bool
+        self,
+        graph: Graph,
+        outside: frozenset[str],
+        claimed: Iterable[Group],
+        slices_count: bool,
+        divided: frozenset[str],
     ) -> None:
         self.graph, self.slices_count = graph, slices_count
-        self.outside = outside
+        self.outside, self.divided = outside, divided
         self.users = graph.users()
         self.draft_of: dict[str, Draft] = {}
         for group in claimed:
@@ -206,17 +234,15 @@ class _Fuser:
         return len(names if self.slices_count else {self.graph.owner(name) for name in names})
 
     def _splittable(self, draft: Draft) -> bool:
-        """Return False if a group reduces few long rows and also reads the results for each
-        element.
+        """Return False if a group with a node of `divided` waits for the results of few long rows.
 
         Such rows are split over threads, which cannot wait for the whole row.
         """
         columns = math.prod(n for _, n in draft.reduced or ())
-        if draft.size // columns >= FEW_ROWS or columns < LONG_ROW:
+        if self.divided.isdisjoint(draft.places):
             return True
-        levels = levels_of([self.graph.node(n) for n in in_order(self.graph, draft.places)])
-        full = [n for n in draft.places if self.graph.node(n).size == draft.size]
-        return all(levels[n] == 0 for n in full)
+        nodes = (self.graph.node(n) for n in in_order(self.graph, draft.places))
+        return not _waits_for_rows(nodes, draft.size, columns)
 
     def _cycles(self, draft: Draft) -> bool:
         block_of = {name: other.places for name, other in self.draft_of.items()}

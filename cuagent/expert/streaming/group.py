@@ -20,8 +20,9 @@ FEW_ROWS = 64
 LONG_ROW = 1 << 16
 """Number of elements from which on a row is long.
 
-A reduction over fewer than FEW_ROWS long rows is split over threads, and its group may not contain
-elementwise nodes that read its result.
+A reduction over fewer than FEW_ROWS long rows is split over threads or blocks. Its group contains
+elements that depend on its result only if a CUDA schedule computes them with several blocks per
+row.
 """
 MAX_LEAVES = 12
 """Largest number of tensors that one group may read."""

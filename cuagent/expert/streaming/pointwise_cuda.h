@@ -186,11 +186,12 @@ __device__ __forceinline__ float reduce_block(float value) {
   return value;
 }
 
-// Reduce over the LANES threads with equal threadIdx.x; each gets the result. blockDim: (32, LANES).
-template <class Join, int LANES>
+// Reduce over the LANES threads with equal threadIdx.x; each gets the result. blockDim:
+// (WIDTH, LANES).
+template <class Join, int LANES, int WIDTH>
 __device__ __forceinline__ float reduce_lanes(float value) {
   if (LANES == 1) return value;
-  __shared__ float parts[LANES][33];
+  __shared__ float parts[LANES][WIDTH + 1];
   __syncthreads();
   parts[threadIdx.y][threadIdx.x] = value;
   __syncthreads();
@@ -198,6 +199,24 @@ __device__ __forceinline__ float reduce_lanes(float value) {
 #pragma unroll
   for (int lane = 1; lane < LANES; ++lane) value = Join::join(value, parts[lane][threadIdx.x]);
   return value;
+}
+
+// The same for several values; blockDim: (32, LANES).
+template <class Join, int LANES, int COUNT>
+__device__ __forceinline__ void join_lanes(float (&values)[COUNT]) {
+  if (LANES == 1) return;
+  __shared__ Elements<float, COUNT> parts[LANES][32];
+  __syncthreads();
+#pragma unroll
+  for (int k = 0; k < COUNT; ++k) parts[threadIdx.y][threadIdx.x].at[k] = values[k];
+  __syncthreads();
+#pragma unroll
+  for (int lane = 0; lane < LANES; ++lane) {
+    const Elements<float, COUNT> part = parts[lane][threadIdx.x];
+#pragma unroll
+    for (int k = 0; k < COUNT; ++k)
+      values[k] = lane == 0 ? part.at[k] : Join::join(values[k], part.at[k]);
+  }
 }
 
 // The same for pairs of an extreme and its place.

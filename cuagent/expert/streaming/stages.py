@@ -109,6 +109,14 @@ class Plan:
         return self.levels == 1 and not any(stage.stores for stage in self.stages)
 
     @property
+    def reduces_at_end(self) -> bool:
+        """True if no element depends on a reduction, and there is a single level of reductions.
+
+        Elements that do not may be stored.
+        """
+        return self.levels == 1 and not self.stages[1].stores
+
+    @property
     def operations(self) -> int:
         """Number of operations of the whole kernel, weighted with `COST`."""
         group = self.nest.group
