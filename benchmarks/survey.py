@@ -1,17 +1,18 @@
 """Time the expert's candidates of many problems next to torch's usual ways, on GPUs.
 
-    python benchmarks/survey.py FOLDER --levels 2,3 [--problems LIST] [--dtype bfloat16]
+    python benchmarks/survey.py FOLDER [--levels 2,3] [--problems LIST] [--dtype bfloat16]
         [--gpus N] [--jobs N] [--seconds S] [--json FILE]
 
-FOLDER has problems in the format of KernelBench, in folders `level1` to `level3`. `--dtype`
-converts each module and its inputs. Each problem is a process; `--jobs` of them share a GPU. One is
-timed at a time, while others may compile and make first calls, so a figure is the lower quartile of
-alternating rounds, by CUDA events around one call after a flush of the L2 cache. Arms are eager and
-the default torch.compile, both also with cudnn.benchmark and with channels-last weights, and
-candidates with different options. All are also captured in a CUDA graph, which replays without
-copies of inputs, so it is a bound and not an offer. Autotuning is left out. Errors are relative to
-eager's output. The program prints the fastest arm of both sides with its longest kernels; the file
-has all. There is no verdict and no search: it shows where to work.
+FOLDER has problems in the format of KernelBench, in folders `level1` to `level3`, or, like
+`gpu_modules`, without such folders. `--dtype` converts each float32 module and its inputs. Each
+problem is a process; `--jobs` of them share a GPU. One is timed at a time, while others may compile
+and make first calls, so a figure is the lower quartile of alternating rounds, by CUDA events around
+one call after a flush of the L2 cache. Arms are eager and the default torch.compile, both also with
+cudnn.benchmark and with channels-last weights, and candidates with different options. All are also
+captured in a CUDA graph, which replays without copies of inputs, so it is a bound and not an offer.
+Autotuning is left out. Errors are relative to eager's output. The program prints the fastest arm of
+both sides with its longest kernels; the file has all. There is no verdict and no search: it shows
+where to work.
 """
 
 from __future__ import annotations
@@ -45,6 +46,9 @@ ROUNDS, BUDGET_MS = 12, 1500.0
 MEMORY_TRIES = 40
 """Tries to allocate, 2 s apart, while other problems use the GPU's memory."""
 
+LEVEL = re.compile(r"level\d+")
+"""Name of a folder of numbered problems."""
+
 CONVERTED = """
 
 _float32_inputs = get_inputs
@@ -71,9 +75,15 @@ Call = Callable[..., Any]
 def main() -> None:
     """Run each problem in a process, and print its result when the process ends."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--levels", default="1,2,3")
-    parser.add_argument("--problems", default="", help="such as 2/20,3/14; all if not given")
+    parser.add_argument(
+        "folder", type=Path, help="has folders level1 to level3 of problems, or the problems"
+    )
+    parser.add_argument("--levels", default="1,2,3", help="not for a folder without levels")
+    parser.add_argument(
+        "--problems",
+        default="",
+        help="such as 2/20,3/14; without levels names such as rope,dlrm; all if not given",
+    )
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=10, help="processes for each GPU")
@@ -84,7 +94,7 @@ def main() -> None:
     if given.one:
         print(json.dumps(measured(given.folder, given.dtype)), flush=True)
         return
-    waiting = [p for level in given.levels.split(",") for p in _problems(given.folder, level)]
+    waiting = _problems(given.folder, given.levels.split(","))
     if given.problems:
         wanted = set(given.problems.split(","))
         waiting = [path for path in waiting if _name(path) in wanted]
@@ -92,13 +102,24 @@ def main() -> None:
         _run_all(waiting, given, Path(folder))
 
 
-def _problems(folder: Path, level: str) -> list[Path]:
-    files = (folder / f"level{level}").glob("*.py")
-    return sorted(files, key=lambda path: int(path.name.split("_")[0]))
+def _problems(folder: Path, levels: Sequence[str]) -> list[Path]:
+    """Return the problems of some levels, by number, or of a folder without levels, by name."""
+    if not any(LEVEL.fullmatch(path.name) for path in folder.iterdir()):
+        return sorted(folder.glob("*.py"))
+    return [
+        path
+        for level in levels
+        for path in sorted(
+            (folder / f"level{level}").glob("*.py"), key=lambda p: int(p.name.split("_")[0])
+        )
+    ]
 
 
 def _name(path: Path) -> str:
-    return f"{path.parent.name.removeprefix('level')}/{path.name.split('_')[0]}"
+    """Return level and number of a problem, such as 2/20, or the name of one without a level."""
+    if LEVEL.fullmatch(path.parent.name):
+        return f"{path.parent.name.removeprefix('level')}/{path.name.split('_')[0]}"
+    return path.stem
 
 
 def _run_all(waiting: list[Path], given: argparse.Namespace, folder: Path) -> None:

@@ -52,3 +52,16 @@ def test_an_interrupt_ends_the_processes(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(KeyboardInterrupt):
         survey._run_all([tmp_path / "level1" / "1_Task.py"], given, tmp_path)
     assert Interrupting.killed
+
+
+def test_problems_of_levels_and_of_a_folder_without_levels(tmp_path: Path) -> None:
+    for name in ("levels/level1/10_B.py", "levels/level1/9_A.py", "levels/level2/1_C.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    found = survey._problems(tmp_path / "levels", ["2", "1"])
+    assert [survey._name(path) for path in found] == ["2/1", "1/9", "1/10"]
+    (tmp_path / "flat").mkdir()
+    for name in ("rope.py", "2_layers.py", "notes.md"):
+        (tmp_path / "flat" / name).touch()
+    found = survey._problems(tmp_path / "flat", ["1", "2"])
+    assert [survey._name(path) for path in found] == ["2_layers", "rope"]
