@@ -27,6 +27,10 @@ WIDE = {
     "transposed": (
         "nn.ConvTranspose2d(48, 20, 4, stride=2, padding=1)", "self.c(x).abs()", "2, 48, 6, 7",
     ),
+    "transposed, all outputs of a line together": (
+        "nn.ConvTranspose2d(40, 24, 3, stride=5, padding=1, dilation=2)", "self.c(x) * 2",
+        "2, 40, 3, 4",
+    ),
     "least channel": ("nn.Conv2d(32, 20, 3)", "self.c(x).amin(1, keepdim=True)", "2, 32, 9, 10"),
     "pooled": ("nn.Conv2d(32, 20, 3)", "F.max_pool2d(self.c(x).relu(), 2)", "2, 32, 10, 10"),
 }  # fmt: skip

@@ -3,7 +3,8 @@
 A row of the implicit product is one output point of one sample. Of a transposed convolution each
 program computes the points of one phase. A stride of 2 along the last dimension is an exception: a
 program computes a pair of phases and stores them side by side, because stores to every second place
-would cost twice the memory traffic.
+would cost twice the memory traffic. With larger strides a program may compute all outputs along the
+last dimension (`Axis.together`).
 """
 
 from __future__ import annotations
@@ -92,9 +93,14 @@ def point_coordinates(conv: Convolution) -> list[str]:
     """Return the Triton lines that find the sample, the output point and the first input of each
     row.
     """
-    rank = len(conv.axes)
     lines = _coordinates(conv)
-    lines += [f"    i_{d} = input_step_{d} * t_{d} + input_start_{d}" for d in range(rank)]
+    for d, axis in enumerate(conv.axes):
+        if axis.together:
+            moved = f"(t_{d} + {axis.padding})"
+            lines.append(f"    i_{d} = {moved} // {axis.stride}")
+            lines.append(f"    rest_{d} = {moved} % {axis.stride}")
+        else:
+            lines.append(f"    i_{d} = input_step_{d} * t_{d} + input_start_{d}")
     if conv.pair is not None:
         lines.append(f"    i_{conv.pair} = t_{conv.pair}")
     return [*lines, *first_inputs(conv)]
@@ -149,6 +155,8 @@ def _is_adjacent(conv: Convolution) -> bool:
     rows then.
     """
     last = conv.axes[-1]
+    if last.together:
+        return False
     points = math.ceil(last.outputs / last.stride) if conv.transposed else last.outputs
     return (conv.transposed or last.stride == 1) and (points > 1 or last.inputs == 1)
 
@@ -172,16 +180,17 @@ def output_places(conv: Convolution) -> list[str]:
         for d, stride in enumerate(strides)
     ]
     lines.append(f"    place = {' + '.join(terms)}")
-    adjacent = conv.pair is not None or not conv.transposed or conv.axes[-1].stride == 1
+    last = conv.axes[-1]
+    adjacent = conv.pair is not None or not conv.transposed or last.stride == 1 or last.together
     if len(conv.axes) == 1 and adjacent and conv.pair is None and not conv.pool:
         # The compiler removes an addition of 0, and a hint on its result with it.
         lines[-1] = "    place = m % points"
     if adjacent and not conv.pool:
         lines.append(f"    place = tl.max_contiguous(place, {count})")
     lines.append(f"    inside = row < {'' if conv.partials else f'{conv.samples} * '}points")
-    if conv.pair is not None and conv.axes[-1].outputs % 2:
-        last = f"output_step_{conv.pair} * t_{conv.pair} + side"
-        lines.append(f"    inside = inside & ({last} < {conv.axes[-1].outputs})")
+    if conv.pair is not None and last.outputs % 2:
+        found = f"output_step_{conv.pair} * t_{conv.pair} + side"
+        lines.append(f"    inside = inside & ({found} < {last.outputs})")
     return lines
 
 
