@@ -77,18 +77,18 @@ def test_a_step_of_a_pointwise_sum_is_no_deeper_than_the_channels():
 
 
 @pytest.mark.parametrize(
-    ("stride", "channels", "merged", "together"),
+    ("stride", "channels", "operand", "merged", "together"),
     [
-        (5, 32, False, True),
-        (5, 1024, False, False),
-        (2, 8, False, False),
-        (1, 8, False, False),
-        (4, 160, False, True),
-        (4, 160, True, False),
+        (5, 32, 2, False, True),
+        (5, 1024, 2, False, False),
+        (2, 8, 2, False, False),
+        (1, 8, 2, False, False),
+        (4, 24, 2, True, True),
+        (4, 24, 4, True, False),
     ],
 )
 def test_all_outputs_of_a_line_are_stored_together_if_stores_take_longer_than_products(
-    stride, channels, merged, together
+    stride, channels, operand, merged, together
 ):
     axes = (Axis(64, 64 * stride, 3, stride, 1, 1),) * 2
-    assert stores_together(axes, channels, 32, 2, 4, merged) is together
+    assert stores_together(axes, channels, 32, operand, 4, merged) is together

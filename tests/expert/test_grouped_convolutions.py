@@ -26,10 +26,6 @@ LAYERS = {
         "nn.ConvTranspose2d(32, 24, (3, 5), (2, 3), (1, 2), dilation=(2, 1), groups=4)",
         "self.c(x) * 2", "32, 6, 7",
     ),
-    "transposed, all outputs of a line together": (
-        "nn.ConvTranspose2d(32, 128, 3, (2, 4), (1, 2), (1, 3), groups=4)", "F.relu(self.c(x))",
-        "32, 6, 7",
-    ),
     "transposed 3-D": (
         "nn.ConvTranspose3d(16, 16, (3, 5, 7), 2, (1, 2, 3), 1, groups=2)", "F.relu(self.c(x))",
         "16, 3, 4, 5",

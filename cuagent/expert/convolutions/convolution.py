@@ -22,6 +22,10 @@ COPY = "own F.conv copy to channels last"
 """Text in `Node.op` of a node that copies an input to (samples, *places, channels), rounded to TF32
 if that precision is admitted."""
 
+FEW, VECTOR = 32, 8
+"""Number of channels below which one step of the sum has several taps, and number of float16
+channels that a kernel loads together."""
+
 
 @dataclass(frozen=True)
 class Volume:
@@ -165,8 +169,12 @@ class Convolution:
 
     @property
     def merged(self) -> bool:
-        """True if the kernel sums over one index that combines taps and input channels."""
-        return self.taps > 1 and self.left.channel != 1
+        """True if the kernel sums over one index that combines taps and input channels.
+
+        Its steps are then full. Few adjacent channels are loaded together.
+        """
+        few = self.channels_in < FEW and self.channels_in % VECTOR == 0
+        return self.taps > 1 and (self.left.channel != 1 or (few and self.left.dtype != "float32"))
 
     @property
     def most_depth(self) -> int:

@@ -18,6 +18,9 @@ from cuagent.expert.convolutions.tiles import phase_count
 from cuagent.expert.graph.graph import contiguous_strides
 from cuagent.expert.products.epilogue import times
 
+INVERSE = 1 << 16
+"""Scale of the inverse of a number of taps."""
+
 
 def phase_constants(conv: Convolution) -> list[str]:
     """Return the Triton lines that define the constants of the program's phase.
@@ -38,9 +41,41 @@ def phase_constants(conv: Convolution) -> list[str]:
             lines.append(f"    phase = phase // {len(found)}")
         for field in (field.name for field in fields(Phase)):
             values = [getattr(phase, field) for phase in found]
-            values = [conv.pool.counts[d]] if conv.pool and field == "points" else values
+            if field == "points":
+                # A division by a constant takes a fifth of the instructions of another one.
+                lines += [f"    count_{d} = {_chosen(f'first_{d}', values)}"] * is_uneven(conv, d)
+                values = [conv.pool.counts[d] if conv.pool else max(values)]
             lines.append(f"    {field}_{d} = {_chosen(f'first_{d}', values)}")
+            if field == "taps" and divides_by_inverse(conv, d):
+                values = [INVERSE // taps + 1 if taps else 0 for taps in values]
+                lines.append(f"    inverse_{d} = {_chosen(f'first_{d}', values)}")
     return lines
+
+
+def divides_by_inverse(conv: Convolution, d: int) -> bool:
+    """Return True if the sum divides by the number of taps along dimension `d` by a multiplication.
+
+    That number is then not the same in all phases. With the inverse rounded up, the quotient n // t
+    is exact if n * t < INVERSE.
+    """
+    counts = {phase.taps for phase in axis_phases(conv.axes[d], conv.transposed)}
+    small = conv.taps * max(counts) < INVERSE
+    return 0 < d != conv.pair and len(counts) > 1 and small
+
+
+def is_uneven(conv: Convolution, d: int) -> bool:
+    """Return True if the phases along dimension `d` have different numbers of points.
+
+    Shorter phases then have rows of points that do not exist.
+    """
+    counts = {phase.points for phase in axis_phases(conv.axes[d], conv.transposed)}
+    return d != conv.pair and len(counts) > 1
+
+
+def has_other_rows(conv: Convolution) -> bool:
+    """Return True if some rows, except past the last one, are points that do not exist."""
+    odd = conv.pair is not None and conv.axes[-1].outputs % 2 == 1
+    return odd or any(is_uneven(conv, d) for d in range(len(conv.axes)))
 
 
 def _chosen(index: str, values: list[int]) -> str:
@@ -191,6 +226,8 @@ def output_places(conv: Convolution) -> list[str]:
     if conv.pair is not None and last.outputs % 2:
         found = f"output_step_{conv.pair} * t_{conv.pair} + side"
         lines.append(f"    inside = inside & ({found} < {last.outputs})")
+    uneven = (d for d in range(len(conv.axes)) if is_uneven(conv, d))
+    lines += [f"    inside = inside & (t_{d} < count_{d})" for d in uneven]
     return lines
 
 

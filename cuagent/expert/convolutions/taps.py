@@ -7,7 +7,14 @@ from dataclasses import replace
 
 from cuagent.expert.convolutions.convolution import Convolution, Volume
 from cuagent.expert.convolutions.phases import axis_phases
-from cuagent.expert.convolutions.points import first_inputs, flat_index, over_axes, phase_of_pair
+from cuagent.expert.convolutions.points import (
+    INVERSE,
+    divides_by_inverse,
+    first_inputs,
+    flat_index,
+    over_axes,
+    phase_of_pair,
+)
 from cuagent.expert.convolutions.scaling import INPUT_SCALE, SCALED
 from cuagent.expert.graph.graph import contiguous_strides
 from cuagent.expert.products.epilogue import pointer, times
@@ -128,7 +135,14 @@ def _steps(conv: Convolution) -> list[str]:
         ]
     if conv.taps > 1:
         for d in reversed(range(1, rank)):
-            lines += [f"        j_{d} = tap % taps_{d}", f"        tap = tap // taps_{d}"]
+            if divides_by_inverse(conv, d):
+                lines += [
+                    f"        quotient = tap * inverse_{d} >> {INVERSE.bit_length() - 1}",
+                    f"        j_{d} = tap - quotient * taps_{d}",
+                    "        tap = quotient",
+                ]
+            else:
+                lines += [f"        j_{d} = tap % taps_{d}", f"        tap = tap // taps_{d}"]
         lines.append("        j_0 = tap")
     return lines
 
@@ -204,7 +218,10 @@ def _masks(conv: Convolution) -> list[str]:
 
 
 def _reach(conv: Convolution, d: int) -> tuple[int, int]:
-    """Return the first and the last index along dimension `d` that taps read."""
+    """Return the first and the last index along dimension `d` that taps may read.
+
+    All phases have rows for the points of the longest one.
+    """
     axis = conv.axes[d]
     if axis.together:
         low, high = axis.padding // axis.stride, (axis.outputs - 1 + axis.padding) // axis.stride
@@ -212,10 +229,11 @@ def _reach(conv: Convolution, d: int) -> tuple[int, int]:
     found = axis_phases(axis, conv.transposed)
     if d == conv.pair:
         found = [phase_of_pair(conv, first) for first in (0, 1)]
+    points = max(phase.points for phase in found)
     read = [
         p.input_step * t + p.tap_step * j + p.input_start
         for p in found
-        for t in (0, p.points - 1)
+        for t in (0, points - 1)
         for j in (0, p.taps - 1)
     ]
     return min(read), max(read)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 
 from cuagent.expert.convolutions.phases import Axis, axis_phases
+from cuagent.expert.convolutions.qualify import INSTRUCTIONS_PER_SECOND
 
 STORED_BYTES_PER_SECOND = 3.2e12
 """Rate at which a GPU stores sectors, whole ones or parts. 64 channels of 16 x 318 x 638 places
@@ -20,11 +21,8 @@ SECTOR = 32
 OPERATIONS_PER_SECOND = {2: 250e12, 4: 60e12}
 """Estimated rate of the kernels' products by bytes of an operand: half precision, and three TF32
 products."""
-INSTRUCTIONS_PER_SECOND = 132 * 128 * 1.7e9
-"""Instructions of single threads that an H200 issues per second."""
-ADJACENT, MERGED = 2.5, 15
-"""Estimated instructions to load an element of the input: with adjacent channels, of which 16 bytes
-are loaded together, and with a sum over one index of taps and channels."""
+LOAD = 2.5
+"""Estimated instructions to load an element of the input, of which 16 bytes are loaded together."""
 MOST_COLUMNS = 128
 """Largest number of output channels that share a loaded element."""
 
@@ -35,14 +33,17 @@ def stores_together(
     """Return True if the last dimension of a transposed convolution should have one phase.
 
     `channels` and `columns` are the input and output channels of a group, `operand` and `result`
-    bytes of an element. A stride of 2 is excluded: a pair of phases is stored together.
+    bytes of an element. `merged`: the sum is over one index of taps and channels. A stride of 2 is
+    excluded: a pair of phases is stored together.
     """
     last = axes[-1]
-    if last.stride <= 2:
+    if last.stride <= 2 or (merged and operand == 4):
+        # A load of a single element has too many conditions: compiled for sm_90, a step of the sum
+        # with 8 channels in 3 x 5 windows had 835 instructions instead of 509, and more steps.
         return False
     others = math.prod(_mean_taps(axis) for axis in axes[:-1])
     added = channels * others * (last.kernel - _mean_taps(last))
-    loads = (MERGED if merged else ADJACENT) / min(columns, MOST_COLUMNS)
+    loads = LOAD / min(columns, MOST_COLUMNS)
     seconds = added * (2 / OPERATIONS_PER_SECOND[operand] + loads / INSTRUCTIONS_PER_SECOND)
     parts = min(last.stride, SECTOR // result)
     return result * (parts - 1) / STORED_BYTES_PER_SECOND > seconds
