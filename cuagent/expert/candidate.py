@@ -55,6 +55,8 @@ class Candidate:
     """Number of convolutions, except depthwise ones."""
     library_convolutions: int = 0
     """Number of convolutions, except depthwise ones, that torch computes."""
+    library_attention: bool = False
+    """True if torch computes an attention in float32 that a generated kernel could compute."""
     launches: int = 0
     """Number of kernel launches and torch calls in one call of the module."""
     copied_bytes: int = 0
@@ -130,6 +132,12 @@ def _assemble(subject: Subject, options: Options, plans: Sequence[MethodPlan]) -
             {n.origin for plan in plans for n in plan.graph.nodes if n.op.startswith(CONVOLUTIONS)}
         ),
         library_convolutions=sum(n.op.startswith(LIBRARY_CONVOLUTIONS) for n in library_calls),
+        library_attention=any(
+            n.op.startswith("F.scaled_dot_product_attention(")
+            and n.dtype == "float32"
+            and len(n.args) == 3
+            for n in library_calls
+        ),
         launches=len(all_calls) + len(library_calls),
         copied_bytes=_bytes_at_the_border(plans[0].graph),
         has_recurrences=any(

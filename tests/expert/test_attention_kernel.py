@@ -47,7 +47,22 @@ KERNELS = {
         "torch.randn(2, 4, 1, 40), torch.randn(2, 4, 1500, 40), torch.randn(2, 4, 1500, 40)",
     ),
 }
+CALLS = {
+    "call": ("q, k, v", "F.scaled_dot_product_attention(q, k, v) * 2", HEADS),
+    "causal call": (
+        "q, k, v",
+        "F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.7).transpose(1, 2) + 1",
+        HEADS,
+    ),
+    "call with grouped heads": (
+        "q, k, v",
+        "F.scaled_dot_product_attention(q, k, v, enable_gqa=True) * 2",
+        GROUPS,
+    ),
+}
+"""Calls of the library's attention in the task's own text."""
 LIBRARY = {name: FORMS[name] for name in ("matmul", "bias and mask", "causal constant", "einsum")}
+LIBRARY |= CALLS
 INTERPRETED = """
 import sys, torch
 sys.path.insert(0, {folder!r})
@@ -98,6 +113,44 @@ def test_attention_of_the_library_is_a_kernel_on_request(generate):
     text = text_of(FORMS["matmul"])
     assert "@triton.jit" not in generate(text).files["model_new.py"]
     assert "@triton.jit" in generate(text, options=OWN).files["model_new.py"]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_call_of_the_library_is_a_kernel_on_request(generate, name):
+    text = text_of(CALLS[name])
+    first = generate(text)
+    assert first is None or "@triton.jit" not in first.files["model_new.py"]
+    made = generate(text, options=OWN).files["model_new.py"]
+    assert "F.scaled_dot_product_attention" not in made[made.rindex("def forward") :]
+
+
+@pytest.mark.parametrize(
+    ("heads", "rows", "dtype", "own"),
+    [
+        (200, 2, "float32", True),
+        (200, 32, "float32", True),
+        (200, 33, "float32", False),
+        (20, 2, "float32", False),
+        (200, 2, "float16", False),
+        (70000, 2, "float32", False),
+    ],
+)
+@pytest.mark.parametrize(
+    "body", ["F.scaled_dot_product_attention(q, q, q) * 2", "(q @ q.mT).softmax(-1) @ q"]
+)
+def test_many_heads_of_few_rows_are_a_kernel(generate, body, heads, rows, dtype, own):
+    text = text_of(("q", body, f"torch.randn({heads}, 2, {rows}, 16)"), f"torch.{dtype}")
+    candidate = generate(text)
+    assert (candidate is not None and "tl.dot" in candidate.files["model_new.py"]) is own
+
+
+def test_kernel_left_to_torch_is_a_fused_call(generate):
+    text = text_of(
+        ("q", CALLS["call"][1].replace("q, k, v", "q, q, q"), "torch.randn(200, 2, 3, 8)")
+    )
+    made = generate(text)
+    kept = generate(text, options=Options(keep=made.origins[0] | made.origins[-1]))
+    assert kept is None or "F.scaled_dot_product_attention" in kept.files["model_new.py"]
 
 
 @pytest.mark.parametrize("target", [Target("cuda", (7, 5), 40), Target("cpu")])

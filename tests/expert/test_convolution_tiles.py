@@ -9,6 +9,7 @@ import pytest
 from cuagent.expert.convolutions.convolution import Convolution, Pool, Volume
 from cuagent.expert.convolutions.phases import Axis
 from cuagent.expert.convolutions.tiles import tiles
+from cuagent.expert.convolutions.together import stores_together
 from cuagent.expert.graph.graph import Kind, Node
 
 OP = "own F.conv2d({0}, {1}, stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1)"
@@ -62,3 +63,32 @@ def test_scaled_sum_of_128_columns_has_four_warps_unless_it_reduces(reduces, war
     first = tiles(conv, 132)[0]
     assert (first.rows, first.columns, first.depth) == (128, 128, 64)
     assert (first.warps, first.stages) == (warps, 3)
+
+
+@pytest.mark.parametrize(("channels", "depth"), [(20, 32), (32, 32), (48, 64), (128, 64)])
+def test_a_step_of_the_sum_is_no_deeper_than_the_channels(channels, depth):
+    found = tiles(replace(convolution(channels, 64), scale="s"), 132)
+    assert {tile.depth for tile in found} == {depth}
+
+
+def test_a_step_of_a_pointwise_sum_is_no_deeper_than_the_channels():
+    found = tiles(convolution(32, 128, kernel=1), 132)
+    assert max(tile.depth for tile in found) == 32
+
+
+@pytest.mark.parametrize(
+    ("stride", "channels", "operand", "merged", "together"),
+    [
+        (5, 32, 2, False, True),
+        (5, 1024, 2, False, False),
+        (2, 8, 2, False, False),
+        (1, 8, 2, False, False),
+        (4, 24, 2, True, True),
+        (4, 24, 4, True, False),
+    ],
+)
+def test_all_outputs_of_a_line_are_stored_together_if_stores_take_longer_than_products(
+    stride, channels, operand, merged, together
+):
+    axes = (Axis(64, 64 * stride, 3, stride, 1, 1),) * 2
+    assert stores_together(axes, channels, 32, operand, 4, merged) is together

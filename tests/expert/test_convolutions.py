@@ -327,6 +327,40 @@ def test_kernel_agrees_with_fp64_in_the_interpreter(generate, interpreted, monke
     interpreted(generate(text, replace(HOPPER, tf32_convolutions=tf32)), tf32)
 
 
+UNEVEN = """
+import torch
+from torch import nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c = nn.ConvTranspose2d(32, 48, (4, 3), stride=(3, STRIDE), padding=1)
+        self.t = nn.Parameter(torch.rand(48, *self.c(torch.zeros(1, 32, 4, 5)).shape[2:]))
+    def forward(self, x):
+        return self.c(x) * self.t
+def get_inputs(): return [torch.randn(3, 32, 4, 5)]
+def get_init_inputs(): return []
+"""
+
+
+@pytest.mark.parametrize("stride", [1, 2, 4], ids=["one", "pairs", "together"])
+def test_phases_of_different_lengths_divide_by_constants(generate, monkeypatch, stride):
+    monkeypatch.setattr(qualify, "LEAST_OPERATIONS", 0)
+    module = generate(UNEVEN.replace("STRIDE", str(stride))).files["model_new.py"]
+    assert "count_0 = tl.where(" in module
+    assert "points_0 = 4" in module
+    assert ("rest_1 = " in module) is (stride == 4)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("stride", [1, 2, 4], ids=["one", "pairs", "together"])
+def test_rows_without_a_point_read_inside_of_the_tensors(
+    generate, interpreted, monkeypatch, stride
+):
+    monkeypatch.setattr(qualify, "LEAST_OPERATIONS", 0)
+    interpreted(generate(UNEVEN.replace("STRIDE", str(stride))))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("tiles", [0, 2])
 @pytest.mark.parametrize("dtype", ["torch.float32", "torch.bfloat16"])

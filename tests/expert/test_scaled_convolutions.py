@@ -27,6 +27,18 @@ WIDE = {
     "transposed": (
         "nn.ConvTranspose2d(48, 20, 4, stride=2, padding=1)", "self.c(x).abs()", "2, 48, 6, 7",
     ),
+    "transposed, all outputs of a line together": (
+        "nn.ConvTranspose2d(40, 24, 3, stride=5, padding=1, dilation=2)", "self.c(x) * 2",
+        "2, 40, 3, 4",
+    ),
+    "few channels": ("nn.Conv2d(24, 40, 3, padding=1)", "self.c(x) * 2", "2, 24, 9, 11"),
+    "few channels, 3-D, pooled": (
+        "nn.Conv3d(24, 20, 3)", "F.max_pool3d(self.c(x), 2)", "2, 24, 6, 6, 7",
+    ),
+    "few channels, transposed": (
+        "nn.ConvTranspose2d(24, 20, (4, 5), stride=(3, 2), padding=1)", "self.c(x).relu()",
+        "2, 24, 5, 6",
+    ),
     "least channel": ("nn.Conv2d(32, 20, 3)", "self.c(x).amin(1, keepdim=True)", "2, 32, 9, 10"),
     "pooled": ("nn.Conv2d(32, 20, 3)", "F.max_pool2d(self.c(x).relu(), 2)", "2, 32, 10, 10"),
 }  # fmt: skip
@@ -91,7 +103,7 @@ def test_convolution_in_scaled_float16_is_exact_for_numbers_of_tf32(
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.parametrize("numbers", [name for name in NUMBERS if name != "usual"])
-@pytest.mark.parametrize("layer", ["3x3", "transposed", "pooled"])
+@pytest.mark.parametrize("layer", ["3x3", "transposed", "pooled", "few channels"])
 def test_what_float16_cannot_represent_is_computed_in_tf32(
     generate, any_size, interpreted, layer, numbers
 ):

@@ -23,6 +23,16 @@ LEAST_SHARED = 99
 BUSY = 0.8
 """Share of the GPU's multiprocessors that must have a block. If fewer have one, the keys are split
 over more blocks. The value is FlashAttention's."""
+MOST_PAIRS = 65535
+"""Largest number of samples times heads: the second dimension of a CUDA grid."""
+LIBRARY_TILE = 64
+"""Number of queries and of keys in a tile of the library's float32 attention.
+
+With 2 queries and 2 keys in each of 1576 heads a call took 50 us on an H200.
+"""
+LEAST_EMPTY = 4
+"""Least ratio of the scores in the library's tiles to those in a generated kernel's for which the
+kernel computes an attention that the library has a call for. An estimate."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +137,24 @@ def has_kernel(target: Target, dtype: str, depth: int, width: int) -> bool:
     return target.capability >= (8, 0)
 
 
+def fills_few_rows(target: Target, dtype: str, pairs: int, rows: int, columns: int) -> bool:
+    """Return True if most scores in the library's tiles do not exist, and a kernel has fewer.
+
+    `pairs`: number of samples times heads, which must fill the GPU without parts of the keys.
+    """
+    if dtype != "float32" or not target.processors <= pairs <= MOST_PAIRS:
+        return False
+    if max(rows, columns) > LIBRARY_TILE:
+        return False
+    own = _tile_rows(rows) * 32 * math.ceil(columns / 32)
+    return LEAST_EMPTY * own <= LIBRARY_TILE * LIBRARY_TILE
+
+
+def _tile_rows(rows: int) -> int:
+    """Return the least number of rows of a tile that holds all rows."""
+    return max(16, 1 << (rows - 1).bit_length())
+
+
 def with_kernels(steps: Sequence[Any], graph: Graph, keep: frozenset[str]) -> tuple[Any, ...]:
     """Replace each `scored_attention` node by an `AttentionStep` if its operands have constant
     strides.
@@ -141,7 +169,7 @@ def _kernel(step: Any, graph: Graph, keep: frozenset[str]) -> AttentionStep | No
         return None
     query, key, value = (graph.node(str(name)) for name in step.args[:3])
     batch, heads, rows, depth = query.shape
-    if len(step.inputs) != len(step.args):
+    if len(step.inputs) != len(step.args) or batch * heads > MOST_PAIRS:
         return None
     shape = (batch, heads, rows, key.shape[2])
     try:
@@ -181,7 +209,7 @@ def blocks(step: AttentionStep, target: Target, rank: int = 0) -> Blocks:
     limit = 1024 * SHARED.get(target.capability, LEAST_SHARED)
     fitting = [c for c in choices if _shared(step, *c) <= limit] or choices[-1:]
     rows, columns, warps, stages = fitting[rank % len(fitting)]
-    rows = min(rows, max(16, 1 << (step.rows - 1).bit_length()))
+    rows = min(rows, _tile_rows(step.rows))
     warps = min(warps, max(4, rows // 16))
     return Blocks(rows, columns, warps, stages, _splits(step, rows, columns, target.processors))
 

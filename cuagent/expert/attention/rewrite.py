@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from cuagent.expert.attention.kernel import has_kernel
+from cuagent.expert.attention.kernel import fills_few_rows, has_kernel
 from cuagent.expert.attention.masks import Mask, kernel_steps, mask_of
 from cuagent.expert.attention.products import BatchedProduct, Operand, batched_product
+from cuagent.expert.attention.repeats import RANK, grouped
 from cuagent.expert.attention.scores import Scores, copied, read_scores
 from cuagent.expert.attention.unfused import are_products_faster
 from cuagent.expert.capture.editing import Edit, called
@@ -27,8 +28,6 @@ from cuagent.expert.capture.subject import Target
 from cuagent.expert.graph.graph import FLOATS
 from cuagent.expert.graph.lowering import argument, dtype_of, shape_of
 
-RANK = 4
-"""Number of dimensions of the operands of fused attention: batch, heads, rows, head size."""
 FIXED_LAYOUT = {"clone", "contiguous", "reshape", "linear", "matmul", "mm"}
 """Operators whose result has a fixed memory layout, whatever the layout of their argument."""
 
@@ -129,7 +128,7 @@ def with_attention(
     for node in edit.nodes:
         match = _match(edit, node)
         fused = match is not None and _replaced(edit, match, target, own)
-        if fused or _without_copies(edit, node, target.device):
+        if fused or _by_kernel(edit, node, target, own) or _without_copies(edit, node, target):
             found.append(str(node.name))
     return (edit.result(), tuple(found)) if found else (captured, ())
 
@@ -174,6 +173,9 @@ def _replaced(edit: Edit, match: Match, target: Target, own: Own) -> bool:
     simple = match.scores.simple and shape[-1] == match.values.shape[-1]
     if own is not Own.NEVER and not has_kernel(target, dtype, shape[-1], match.values.shape[-1]):
         own = Own.NEVER
+    pairs, sizes = math.prod(shape[:-2]), (shape[-2], match.values.shape[-2])
+    if own is not Own.NEVER and fills_few_rows(target, dtype, pairs, *sizes):
+        own = Own.ALWAYS
     if not 2 <= len(shape) <= RANK or not (simple or own is not Own.NEVER):
         return False
     scores = _unscaled(edit, match.scores)
@@ -184,7 +186,7 @@ def _replaced(edit: Edit, match: Match, target: Target, own: Own) -> bool:
     edit.graph.inserting_before(match.last)
     if own is Own.ALWAYS or not simple:
         tensors = tuple(_placed(edit, operand) for operand in operands)
-        query, key, value, _ = _grouped(edit, tensors, {}, Mask(), "cpu")
+        query, key, value, _ = grouped(edit, tensors, {}, Mask(), "cpu")
         named, steps = kernel_steps(edit, scores, RANK)
         operation = {"steps": steps}
         _emit(edit, match, (query, key, value, *named), Mask(), operation, scored_attention)
@@ -200,7 +202,7 @@ def _replaced(edit: Edit, match: Match, target: Target, own: Own) -> bool:
     options: dict[str, Any] = {"scale": scores.scale}
     if mask.causal:
         options["is_causal"] = True
-    query, key, value, options = _grouped(edit, (query, key, value), options, mask, target.device)
+    query, key, value, options = grouped(edit, (query, key, value), options, mask, target.device)
     _emit(edit, match, (query, key, value), mask, options)
     return True
 
@@ -329,72 +331,68 @@ def _placed(edit: Edit, operand: Operand) -> Any:
     return node
 
 
-def _grouped(
-    edit: Edit, operands: tuple[Any, ...], options: dict[str, Any], mask: Mask, device: str
-) -> tuple[Any, Any, Any, dict[str, Any]]:
-    """Return (query, key, value, options) of a call in which the library repeats the heads of keys
-    and values.
+def _by_kernel(edit: Edit, node: Any, target: Target, own: Own) -> bool:
+    """Replace an attention call without a mask by one that a generated kernel computes.
 
-    Key and value are those before the repetition. All are returned unchanged if nothing is repeated
-    or the library does not support it: on CUDA only the backend without masks does, for half types.
+    Return True if the call was replaced: if `own` demands it, or if the library's kernel would
+    compute mostly empty tiles.
     """
-    query, key, value = operands
-    sources = [_unrepeated(key), _unrepeated(value)]
-    able = device == "cpu" or (mask.tensor is None and dtype_of(query) != "float32")
-    if None in sources or not able or len({shape_of(s)[1] for s in sources}) != 1:
-        return query, key, value, options
-    return query, sources[0], sources[1], {**options, "enable_gqa": True}
+    options = _options_of(edit, node)
+    if options is None or own is Own.NEVER or argument(node, 3, "attn_mask") is not None:
+        return False
+    query, key, value = node.args[:3]
+    dtype, (batch, heads, rows, depth) = dtype_of(query), shape_of(query)
+    if dtype not in FLOATS or not has_kernel(target, dtype, depth, shape_of(value)[-1]):
+        return False
+    if shape_of(key)[:3] != shape_of(value)[:3] or shape_of(key)[0] != batch:
+        return False
+    if heads % shape_of(key)[1] or not (heads == shape_of(key)[1] or node.kwargs.get("enable_gqa")):
+        return False
+    few = fills_few_rows(target, dtype, batch * heads, rows, shape_of(key)[2])
+    if not few and own is not Own.ALWAYS:
+        return False
+    steps: tuple[tuple[Any, ...], ...] = (("scale", options["scale"]),)
+    steps += (("causal", -math.inf),) if options.get("is_causal") else ()
+    edit.graph.inserting_before(node)
+    match = _of_call(node, query, key, value)
+    _emit(edit, match, (query, key, value), Mask(), {"steps": steps}, scored_attention)
+    return True
 
 
-def _unrepeated(node: Any) -> Any:
-    """Return the tensor before `repeat_interleave` or `expand` repeats its heads; None if its heads
-    are not repeated."""
-    if node.op != "call_function":
+def _options_of(edit: Edit, node: Any) -> dict[str, Any] | None:
+    """Return scale and causality of an attention call; None if the node is none that is covered."""
+    if called(node) != "scaled_dot_product_attention" or node in edit.outputs:
         return None
-    name = called(node)
-    if name == "repeat_interleave" and len(shape_of(node)) == RANK:
-        source, count, dim = node.args[0], node.args[1], argument(node, 2, "dim")
-        regular = isinstance(count, int) and dim is not None and dim % RANK == 1
-        return source if regular else None
-    if name not in ("view", "reshape", "_unsafe_view"):
+    query, dropout = node.args[0], argument(node, 4, "dropout_p", 0.0)
+    if dropout or len(shape_of(query)) != RANK:
         return None
-    node, wide = node.args[0], shape_of(node)
-    while copied(node) is not None:
-        node = copied(node)
-    if node.op != "call_function" or called(node) != "expand":
-        return None
-    single, many = node.args[0], shape_of(node)
-    if len(many) != RANK + 1 or (many[0], many[1] * many[2], *many[3:]) != wide:
-        return None
-    if shape_of(single) != (*many[:2], 1, *many[3:]) or called(single) != "unsqueeze":
-        return None
-    source = single.args[0]
-    return source if shape_of(source) == (*many[:2], *many[3:]) else None
+    scale = node.kwargs.get("scale")
+    options = {"scale": 1 / math.sqrt(shape_of(query)[-1]) if scale is None else scale}
+    causal = argument(node, 5, "is_causal", False)
+    return options | ({"is_causal": True} if causal else {})
 
 
-def _without_copies(edit: Edit, node: Any, device: str) -> bool:
+def _of_call(node: Any, query: Any, key: Any, value: Any) -> Match:
+    """Return the match of an attention call with these operands."""
+    straight = tuple(range(RANK))
+    product = BatchedProduct(Operand(query, straight), Operand(key, straight), straight)
+    return Match(node, node, Scores(product), Operand(value, straight), straight)
+
+
+def _without_copies(edit: Edit, node: Any, target: Target) -> bool:
     """Replace an attention call on repeated heads by one that reads the heads before the
     repetition.
 
     Return True if the call was replaced.
     """
-    if called(node) != "scaled_dot_product_attention":
+    options = _options_of(edit, node)
+    if options is None:
         return False
     query, key, value = node.args[:3]
-    mask, dropout = argument(node, 3, "attn_mask"), argument(node, 4, "dropout_p", 0.0)
-    causal, scale = argument(node, 5, "is_causal", False), node.kwargs.get("scale")
-    if dropout or len(shape_of(query)) != RANK or node in edit.outputs:
-        return False
-    size = math.sqrt(shape_of(query)[-1])
-    options: dict[str, Any] = {"scale": 1 / size if scale is None else scale}
-    if causal:
-        options["is_causal"] = True
+    mask = argument(node, 3, "attn_mask")
     edit.graph.inserting_before(node)
-    found = _grouped(edit, (query, key, value), options, Mask(mask), device)
+    found = grouped(edit, (query, key, value), options, Mask(mask), target.device)
     if "enable_gqa" not in found[3] or node.kwargs.get("enable_gqa"):
         return False
-    straight = tuple(range(RANK))
-    product = BatchedProduct(Operand(query, straight), Operand(key, straight), straight)
-    match = Match(node, node, Scores(product), Operand(value, straight), straight)
-    _emit(edit, match, found[:3], Mask(mask), found[3])
+    _emit(edit, _of_call(node, query, key, value), found[:3], Mask(mask), found[3])
     return True

@@ -22,6 +22,10 @@ COPY = "own F.conv copy to channels last"
 """Text in `Node.op` of a node that copies an input to (samples, *places, channels), rounded to TF32
 if that precision is admitted."""
 
+FEW, VECTOR = 32, 8
+"""Number of channels below which one step of the sum has several taps, and number of float16
+channels that a kernel loads together."""
+
 
 @dataclass(frozen=True)
 class Volume:
@@ -153,8 +157,7 @@ class Convolution:
         """Index of the last spatial dimension, if its two phases are computed together; else
         None.
         """
-        last = self.axes[-1]
-        return len(self.axes) - 1 if self.transposed and last.stride == 2 < last.outputs else None
+        return len(self.axes) - 1 if is_pair(self.axes[-1], self.transposed) else None
 
     @property
     def rows(self) -> frozenset[str]:
@@ -166,8 +169,21 @@ class Convolution:
 
     @property
     def merged(self) -> bool:
-        """True if the kernel sums over one index that combines taps and input channels."""
-        return self.taps > 1 and self.left.channel != 1
+        """True if the kernel sums over one index that combines taps and input channels.
+
+        Its steps are then full. Few adjacent channels are loaded together.
+        """
+        few = self.channels_in < FEW and self.channels_in % VECTOR == 0
+        return self.taps > 1 and (self.left.channel != 1 or (few and self.left.dtype != "float32"))
+
+    @property
+    def most_depth(self) -> int:
+        """Largest number of input channels that a step of the sum has, unless it is merged.
+
+        A deeper step would multiply zeros: at 32 channels half of its products. Loads have no mask
+        if the channels are a multiple of it.
+        """
+        return min(64, max(16, 1 << (self.channels_in - 1).bit_length()))
 
     @property
     def columns(self) -> int:
@@ -186,6 +202,11 @@ class Convolution:
         tensors' names.
         """
         return self.dtypes
+
+
+def is_pair(last: Axis, transposed: bool) -> bool:
+    """Return True if one program computes two phases along the last dimension of a convolution."""
+    return transposed and last.stride == 2 < last.outputs and not last.together
 
 
 def settings_of(node: Node) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from cuagent.expert.convolutions.convolution import (
@@ -21,7 +22,8 @@ from cuagent.expert.convolutions.convolution import (
 )
 from cuagent.expert.convolutions.phases import Axis
 from cuagent.expert.convolutions.qualify import CHANNELS_LAST, is_pointwise
-from cuagent.expert.graph.graph import Graph, Kind, Node
+from cuagent.expert.convolutions.together import stores_together
+from cuagent.expert.graph.graph import ITEM_BYTES, Graph, Kind, Node
 from cuagent.expert.products.expressions import EXPRESSIONS
 from cuagent.expert.products.match import only_reader
 from cuagent.expert.streaming.group import Group, Step
@@ -84,7 +86,8 @@ def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution |
     groups = 1 if weight is None else int(settings_of(node)["groups"])
     if not all(map(_has_text, epilogue)):
         return None
-    if groups > 1 and any(n.kind is Kind.REDUCE for n in epilogue):
+    reduces = any(n.kind is Kind.REDUCE for n in epilogue)
+    if groups > 1 and reduces:
         return None
     sizes = (node.size, node.size // node.shape[1] if group is not None and group.reduced else 0)
     if any(graph.node(name).size not in sizes for name in outputs):
@@ -103,6 +106,9 @@ def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution |
         left, right = _given(graph, x, node)
     else:
         left, right, axes = _operands(graph, node, x, weight)
+    if reduces:
+        # One value for each position is stored.
+        axes = tuple(replace(axis, together=False) for axis in axes)
     dtypes = {volume.tensor: volume.dtype for volume in (left, right) if volume.tensor}
     dtypes |= {n.name: n.dtype for n in bias}
     dtypes |= {volume.tensor: volume.dtype for volume in reads.values()}
@@ -126,7 +132,7 @@ def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution |
         outputs,
         dict.fromkeys(inner, ()),
         dtypes,
-        any(n.kind is Kind.REDUCE for n in epilogue),
+        reduces,
         x.op == COPY,
         halves[2].name if halves else "",
         groups,
@@ -202,7 +208,21 @@ def _operands(
         left = Volume(x.name, x.dtype, x.size // x.shape[0], 1, x.shape[-1], 0)
     else:
         left = volume_of(graph, x.name, x.shape)
+    if node.op.startswith("own F.conv_transpose"):
+        axes = _with_last_together(axes, node, left, settings["groups"], weight.shape[-1])
     return left, Volume(weight.name, weight.dtype, 0, 1, 0, 0), axes
+
+
+def _with_last_together(
+    axes: tuple[Axis, ...], node: Node, left: Volume, groups: int, channels: int
+) -> tuple[Axis, ...]:
+    """Return the axes of a transposed convolution, the last with all outputs in one phase if that
+    is faster."""
+    sizes = ITEM_BYTES[left.dtype], ITEM_BYTES[node.dtype]
+    merged = left.channel != 1
+    if stores_together(axes, channels, node.shape[1] // groups, *sizes, merged):
+        return (*axes[:-1], replace(axes[-1], together=True))
+    return axes
 
 
 def _read_by(graph: Graph, group: Group, reader: Node, name: str, shape: tuple[int, ...]) -> Volume:

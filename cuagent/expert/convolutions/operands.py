@@ -65,8 +65,8 @@ def copy_operands(graph: Graph, target: Target, keep: frozenset[str], every: boo
         rounded = weight.dtype == "float32" and runs_in_tf32(target, captured)
         extra: list[str] = []
         if not is_pointwise(node, weight):
-            copied = channels >= FEW_CHANNELS or not is_read_in_place(graph, x)
-            halves = copied and rounded and runs_in_halves(graph, node, x, target)
+            halves = groups == 1 and rounded and runs_in_halves(graph, node, x, target)
+            copied = halves or channels >= FEW_CHANNELS or not is_read_in_place(graph, x)
             call, moved = WEIGHT, (weight.shape[0], *weight.shape[2:], weight.shape[1])
             if node.op.startswith("F.conv_transpose"):
                 call, moved = _transposed_weight(weight, groups)

@@ -14,7 +14,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cuagent.expert.convolutions.convolution import COPY, TRANSPOSED, Convolution, Partials
+from cuagent.expert.convolutions.convolution import (
+    COPY,
+    TRANSPOSED,
+    Convolution,
+    Partials,
+    is_pair,
+)
 from cuagent.expert.convolutions.match import convolution_axes
 from cuagent.expert.convolutions.phases import Axis, axis_phases
 from cuagent.expert.convolutions.tiles import PARTIAL_ROWS
@@ -62,17 +68,9 @@ def tile_count(axes: Sequence[Axis], transposed: bool) -> int:
     """
     points = math.prod(max(p.points for p in axis_phases(a, transposed)) for a in axes)
     phases = math.prod(len(axis_phases(a, transposed)) for a in axes)
-    if is_pair(axes, transposed):
+    if is_pair(axes[-1], transposed):
         points, phases = points * 2, phases // 2
     return phases * math.ceil(points / PARTIAL_ROWS)
-
-
-def is_pair(axes: Sequence[Axis], transposed: bool) -> bool:
-    """Return True if one program of the kernel computes both phases of the last dimension.
-
-    It does so for transposed convolutions with stride 2.
-    """
-    return transposed and axes[-1].stride == 2 < axes[-1].outputs
 
 
 def partial_sums(graph: Graph, processors: int, skip: frozenset[str]) -> Graph:

@@ -3,6 +3,9 @@
 A plain convolution has one phase. A transposed convolution of stride s has s phases along each
 dimension: the outputs `o` with equal `(o + padding) % s` use the same taps, every s-th one of the
 kernel. So no multiplication by an inserted zero remains.
+
+If stores take longer than products, one phase has all outputs along the last dimension instead
+(`Axis.together`): it multiplies zeros, but adjacent outputs are stored together.
 """
 
 from __future__ import annotations
@@ -23,6 +26,12 @@ class Axis:
     stride: int
     padding: int
     dilation: int
+    together: bool = False
+    """True if one phase of a transposed convolution has all outputs along the dimension.
+
+    Point t is then output t. Tap j multiplies the input (t + padding) // stride - dilation * j //
+    stride, or 0 unless (t + padding) % stride equals dilation * j % stride.
+    """
 
 
 @dataclass(frozen=True)
@@ -54,9 +63,12 @@ def phases(axes: tuple[Axis, ...], transposed: bool) -> Iterator[tuple[Phase, ..
 
 
 def axis_phases(axis: Axis, transposed: bool) -> list[Phase]:
-    """Return the phases along one dimension: one, or for a transposed convolution one per
-    stride.
+    """Return the phases along one dimension: one, or for a transposed convolution one per stride.
+
+    The inputs of a phase of an axis with `together` do not follow from the phase.
     """
+    if axis.together:
+        return [Phase(axis.outputs, axis.kernel, 1, 0, 1, 0, 0, 1, 0)]
     return list(_transposed_phases(axis) if transposed else _only_phase(axis))
 
 

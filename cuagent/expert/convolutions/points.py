@@ -3,7 +3,8 @@
 A row of the implicit product is one output point of one sample. Of a transposed convolution each
 program computes the points of one phase. A stride of 2 along the last dimension is an exception: a
 program computes a pair of phases and stores them side by side, because stores to every second place
-would cost twice the memory traffic.
+would cost twice the memory traffic. With larger strides a program may compute all outputs along the
+last dimension (`Axis.together`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from cuagent.expert.convolutions.phases import Phase, axis_phases, transposed_ph
 from cuagent.expert.convolutions.tiles import phase_count
 from cuagent.expert.graph.graph import contiguous_strides
 from cuagent.expert.products.epilogue import times
+
+INVERSE = 1 << 16
+"""Scale of the inverse of a number of taps."""
 
 
 def phase_constants(conv: Convolution) -> list[str]:
@@ -37,9 +41,41 @@ def phase_constants(conv: Convolution) -> list[str]:
             lines.append(f"    phase = phase // {len(found)}")
         for field in (field.name for field in fields(Phase)):
             values = [getattr(phase, field) for phase in found]
-            values = [conv.pool.counts[d]] if conv.pool and field == "points" else values
+            if field == "points":
+                # A division by a constant takes a fifth of the instructions of another one.
+                lines += [f"    count_{d} = {_chosen(f'first_{d}', values)}"] * is_uneven(conv, d)
+                values = [conv.pool.counts[d] if conv.pool else max(values)]
             lines.append(f"    {field}_{d} = {_chosen(f'first_{d}', values)}")
+            if field == "taps" and divides_by_inverse(conv, d):
+                values = [INVERSE // taps + 1 if taps else 0 for taps in values]
+                lines.append(f"    inverse_{d} = {_chosen(f'first_{d}', values)}")
     return lines
+
+
+def divides_by_inverse(conv: Convolution, d: int) -> bool:
+    """Return True if the sum divides by the number of taps along dimension `d` by a multiplication.
+
+    That number is then not the same in all phases. With the inverse rounded up, the quotient n // t
+    is exact if n * t < INVERSE.
+    """
+    counts = {phase.taps for phase in axis_phases(conv.axes[d], conv.transposed)}
+    small = conv.taps * max(counts) < INVERSE
+    return 0 < d != conv.pair and len(counts) > 1 and small
+
+
+def is_uneven(conv: Convolution, d: int) -> bool:
+    """Return True if the phases along dimension `d` have different numbers of points.
+
+    Shorter phases then have rows of points that do not exist.
+    """
+    counts = {phase.points for phase in axis_phases(conv.axes[d], conv.transposed)}
+    return d != conv.pair and len(counts) > 1
+
+
+def has_other_rows(conv: Convolution) -> bool:
+    """Return True if some rows, except past the last one, are points that do not exist."""
+    odd = conv.pair is not None and conv.axes[-1].outputs % 2 == 1
+    return odd or any(is_uneven(conv, d) for d in range(len(conv.axes)))
 
 
 def _chosen(index: str, values: list[int]) -> str:
@@ -92,9 +128,14 @@ def point_coordinates(conv: Convolution) -> list[str]:
     """Return the Triton lines that find the sample, the output point and the first input of each
     row.
     """
-    rank = len(conv.axes)
     lines = _coordinates(conv)
-    lines += [f"    i_{d} = input_step_{d} * t_{d} + input_start_{d}" for d in range(rank)]
+    for d, axis in enumerate(conv.axes):
+        if axis.together:
+            moved = f"(t_{d} + {axis.padding})"
+            lines.append(f"    i_{d} = {moved} // {axis.stride}")
+            lines.append(f"    rest_{d} = {moved} % {axis.stride}")
+        else:
+            lines.append(f"    i_{d} = input_step_{d} * t_{d} + input_start_{d}")
     if conv.pair is not None:
         lines.append(f"    i_{conv.pair} = t_{conv.pair}")
     return [*lines, *first_inputs(conv)]
@@ -149,6 +190,8 @@ def _is_adjacent(conv: Convolution) -> bool:
     rows then.
     """
     last = conv.axes[-1]
+    if last.together:
+        return False
     points = math.ceil(last.outputs / last.stride) if conv.transposed else last.outputs
     return (conv.transposed or last.stride == 1) and (points > 1 or last.inputs == 1)
 
@@ -172,16 +215,19 @@ def output_places(conv: Convolution) -> list[str]:
         for d, stride in enumerate(strides)
     ]
     lines.append(f"    place = {' + '.join(terms)}")
-    adjacent = conv.pair is not None or not conv.transposed or conv.axes[-1].stride == 1
+    last = conv.axes[-1]
+    adjacent = conv.pair is not None or not conv.transposed or last.stride == 1 or last.together
     if len(conv.axes) == 1 and adjacent and conv.pair is None and not conv.pool:
         # The compiler removes an addition of 0, and a hint on its result with it.
         lines[-1] = "    place = m % points"
     if adjacent and not conv.pool:
         lines.append(f"    place = tl.max_contiguous(place, {count})")
     lines.append(f"    inside = row < {'' if conv.partials else f'{conv.samples} * '}points")
-    if conv.pair is not None and conv.axes[-1].outputs % 2:
-        last = f"output_step_{conv.pair} * t_{conv.pair} + side"
-        lines.append(f"    inside = inside & ({last} < {conv.axes[-1].outputs})")
+    if conv.pair is not None and last.outputs % 2:
+        found = f"output_step_{conv.pair} * t_{conv.pair} + side"
+        lines.append(f"    inside = inside & ({found} < {last.outputs})")
+    uneven = (d for d in range(len(conv.axes)) if is_uneven(conv, d))
+    lines += [f"    inside = inside & (t_{d} < count_{d})" for d in uneven]
     return lines
 
 

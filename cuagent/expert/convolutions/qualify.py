@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 
 from cuagent.expert.capture.subject import Target
-from cuagent.expert.convolutions.convolution import COPY, settings_of, volume_of
+from cuagent.expert.convolutions.convolution import COPY, FEW, VECTOR, settings_of, volume_of
 from cuagent.expert.graph.graph import Graph, Kind, Node
 from cuagent.expert.streaming.nest import NestError
 
@@ -23,7 +23,7 @@ With few channels a tile is mostly zeros, but memory accesses take the time: wit
 on 128 x 256 x 256 places the library and a kernel for bias and ReLU took 2.1 ms on an H200, of
 which writing the result is 0.55.
 """
-FEW_CHANNELS = 32
+FEW_CHANNELS = FEW
 """Number of input channels below which a kernel sums over one index of taps and channels.
 
 Its tiles are then full, and the input is read without a copy.
@@ -59,6 +59,14 @@ LONG_SUM = 0
 """
 GROUP_SUM = 512
 """Largest number of terms in the sum of a grouped convolution that gets a generated kernel."""
+SINGLE, TOGETHER = 10, 3
+"""Estimated instructions to load an element of a float32 input with a sum over one index of taps
+and channels and to round it, and to load one of VECTOR adjacent elements of float16."""
+INSTRUCTIONS_PER_SECOND = 132 * 128 * 1.7e9
+"""Instructions of single threads that an H200 issues per second."""
+COPIED_BYTES_PER_SECOND = 3.8e12
+"""Rate at which a kernel reads and writes a copy. 32 channels of 8 x 512 x 1024 places took 0.19 ms
+on an H200."""
 LARGE = 1 << 31
 """Number of elements of a sample from which 32-bit indices overflow."""
 LEAST_OPERATIONS = 1 << 26
@@ -78,8 +86,25 @@ estimate; the library's kernels in three dimensions are slower.
 def runs_in_halves(graph: Graph, node: Node, x: Node, target: Target) -> bool:
     """Return True if the input of a TF32 convolution is copied to scaled float16."""
     own = x.dtype == "float32" and copy_call(graph, x) == COPY
-    channels = captured_channels(node, x.shape[1])
-    return own and x.shape[1] >= FEW_CHANNELS and runs_in_tf32(target, channels)
+    if not own or not runs_in_tf32(target, captured_channels(node, x.shape[1])):
+        return False
+    return x.shape[1] >= FEW_CHANNELS or _copy_pays(graph, node, x)
+
+
+def _copy_pays(graph: Graph, node: Node, x: Node) -> bool:
+    """Return True if a copy of few channels to scaled float16 costs less time than it saves.
+
+    The kernel then loads VECTOR channels of a tap together, and rounds no operand.
+    """
+    weight = graph.node(str(node.args[1]))
+    taps, channels = math.prod(weight.shape[2:]), x.shape[1]
+    if taps == 1 or channels % VECTOR or settings_of(node)["groups"] != 1:
+        return False
+    transposed = node.op.removeprefix("own ").startswith("F.conv_transpose")
+    points = x.size // channels if transposed else node.size // node.shape[1]
+    saved = points * taps * channels * (SINGLE - TOGETHER)
+    # The copy reads 4 bytes and writes 2.
+    return saved / INSTRUCTIONS_PER_SECOND > 6 * x.size / COPIED_BYTES_PER_SECOND
 
 
 def runs_in_tf32(target: Target, channels_in: int) -> bool:

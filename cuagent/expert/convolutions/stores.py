@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 
 from cuagent.expert.convolutions.convolution import Convolution, Partials, Pool, Volume
-from cuagent.expert.convolutions.points import is_wide
+from cuagent.expert.convolutions.points import has_other_rows, is_wide
 from cuagent.expert.convolutions.scaling import SCALED
 from cuagent.expert.convolutions.tiles import phase_count
 from cuagent.expert.graph.graph import Part
@@ -27,10 +27,9 @@ def address_of(conv: Convolution) -> Callable[[Volume], str]:
         if volume.channel:
             text += f" + n[None, :] % {conv.channels_out}{times(volume.channel)}"
         if volume.place:
-            # A row of a pair past the end reads a place that exists.
+            # A row without a point reads a place that exists.
             places = math.prod(axis.outputs for axis in conv.axes)
-            odd = conv.pair is not None and conv.axes[-1].outputs % 2
-            word = f"(place % {places})" if odd else "place"
+            word = f"(place % {places})" if has_other_rows(conv) else "place"
             text += f" + {word}[:, None]{times(volume.place)}"
         return text
 

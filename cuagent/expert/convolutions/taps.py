@@ -7,7 +7,14 @@ from dataclasses import replace
 
 from cuagent.expert.convolutions.convolution import Convolution, Volume
 from cuagent.expert.convolutions.phases import axis_phases
-from cuagent.expert.convolutions.points import first_inputs, flat_index, over_axes, phase_of_pair
+from cuagent.expert.convolutions.points import (
+    INVERSE,
+    divides_by_inverse,
+    first_inputs,
+    flat_index,
+    over_axes,
+    phase_of_pair,
+)
 from cuagent.expert.convolutions.scaling import INPUT_SCALE, SCALED
 from cuagent.expert.graph.graph import contiguous_strides
 from cuagent.expert.products.epilogue import pointer, times
@@ -128,7 +135,14 @@ def _steps(conv: Convolution) -> list[str]:
         ]
     if conv.taps > 1:
         for d in reversed(range(1, rank)):
-            lines += [f"        j_{d} = tap % taps_{d}", f"        tap = tap // taps_{d}"]
+            if divides_by_inverse(conv, d):
+                lines += [
+                    f"        quotient = tap * inverse_{d} >> {INVERSE.bit_length() - 1}",
+                    f"        j_{d} = tap - quotient * taps_{d}",
+                    "        tap = quotient",
+                ]
+            else:
+                lines += [f"        j_{d} = tap % taps_{d}", f"        tap = tap // taps_{d}"]
         lines.append("        j_0 = tap")
     return lines
 
@@ -164,7 +178,7 @@ def _bounds(conv: Convolution) -> tuple[str, str]:
     masks, end = _masks(conv), ""
     if conv.merged:
         masks, end = [*masks, "(k[None, :] < depth)"], "k[:, None] < depth"
-    elif conv.channels_in % 64 != 0:
+    elif conv.channels_in % conv.most_depth != 0:
         count = conv.channels_in
         masks, end = [*masks, f"(c[None, :] < {count})"], f"c[:, None] < {count}"
     left = f", mask={' & '.join(masks)}, other=0.0" if masks else ""
@@ -177,7 +191,10 @@ def _moved(conv: Convolution, d: int) -> str:
 
     It is "" if the distance is 0.
     """
-    words = [f"tap_step_{d} * j_{d}"] if conv.taps > 1 and conv.axes[d].kernel > 1 else []
+    axis = conv.axes[d]
+    if axis.together:
+        return f"-({axis.dilation} * j_{d} // {axis.stride})" if axis.kernel > 1 else ""
+    words = [f"tap_step_{d} * j_{d}"] if conv.taps > 1 and axis.kernel > 1 else []
     words += [f"input_start_{d}"] if d == conv.pair else []
     return " + ".join(words)
 
@@ -193,18 +210,30 @@ def _masks(conv: Convolution) -> list[str]:
         first, last = _reach(conv, d)
         tests += [f"({where} >= 0)"] if first < 0 else []
         tests += [f"({where} < {axis.inputs})"] if last >= axis.inputs else []
+        if axis.together:
+            rest = f"({axis.dilation} * j_{d} % {axis.stride})" if axis.kernel > 1 else "0"
+            rest += "[None, :]" if vector else ""
+            tests.append(f"(rest_{d}[:, None] == {rest})")
     return tests
 
 
 def _reach(conv: Convolution, d: int) -> tuple[int, int]:
-    """Return the first and the last index along dimension `d` that taps read."""
-    found = axis_phases(conv.axes[d], conv.transposed)
+    """Return the first and the last index along dimension `d` that taps may read.
+
+    All phases have rows for the points of the longest one.
+    """
+    axis = conv.axes[d]
+    if axis.together:
+        low, high = axis.padding // axis.stride, (axis.outputs - 1 + axis.padding) // axis.stride
+        return low - axis.dilation * (axis.kernel - 1) // axis.stride, high
+    found = axis_phases(axis, conv.transposed)
     if d == conv.pair:
         found = [phase_of_pair(conv, first) for first in (0, 1)]
+    points = max(phase.points for phase in found)
     read = [
         p.input_step * t + p.tap_step * j + p.input_start
         for p in found
-        for t in (0, p.points - 1)
+        for t in (0, points - 1)
         for j in (0, p.taps - 1)
     ]
     return min(read), max(read)

@@ -61,15 +61,15 @@ def _tiles(conv: Convolution, processors: int, precision: str) -> tuple[Tile, ..
         return tuple(Tile(rows, columns, 16, 4, 1, 1.0) for rows in (64, 128, 32))
     if conv.taps == 1 and not conv.reduces:
         found = ranked(rows_of(conv), conv.columns, conv.node.dtype, processors, conv.groups)
-        # Loads have no mask if the channels are a multiple of 64: a deeper tile could read beyond.
-        most = max(16, 1 << (conv.channels_in - 1).bit_length())
-        found = tuple(replace(t, depth=min(t.depth, 64, most)) for t in found)
         shallow = float32 and conv.channels_in <= 64 < conv.columns
-        return (SHALLOW, *found) if shallow else found
+        found = (SHALLOW, *found) if shallow else found
+        return tuple(replace(t, depth=min(t.depth, conv.most_depth)) for t in found)
     columns = max(16, 1 << (conv.columns - 1).bit_length())
     columns = columns if conv.reduces else min(columns, 128)
     depth = 32 if float32 and not conv.scale else 64
-    if conv.merged:
+    if not conv.merged:
+        depth = min(depth, conv.most_depth)
+    else:
         taps = math.prod(
             max(phase.taps for phase in axis_phases(axis, conv.transposed)) for axis in conv.axes
         )

@@ -3,6 +3,7 @@ contiguous result."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from cuagent.expert.attention.kernel import Scored
@@ -53,7 +54,20 @@ def scored_attention(low: Lowering, fx: Any) -> str | None:
                 text = f"{text}.masked_fill({later}, float('{words[0]!r}'))"
     weights = f"torch.softmax({text}, -1).to(torch.{dtype_of(fx)})"
     spec = Scored(tuple(map(tuple, fx.kwargs["steps"])), bool(fx.kwargs["heads_inside"]))
+    if call := _fused(fx, key, value):
+        return _call(low, fx, call, args, spec)
     return _call(low, fx, f"torch.matmul({weights}, {value})", args, spec)
+
+
+def _fused(fx: Any, key: str, value: str) -> str:
+    """Return torch's fused call for scores that are only scaled, and masked causally; else ""."""
+    steps = [tuple(step) for step in fx.kwargs["steps"]]
+    same = shape_of(fx.args[0])[-1] == shape_of(fx.args[2])[-1]
+    causal = steps[1:] == [("causal", -math.inf)]
+    if not steps or steps[0][0] != "scale" or not (causal or len(steps) == 1) or not same:
+        return ""
+    words = f"is_causal={causal}, scale={steps[0][1]!r}"
+    return f"F.scaled_dot_product_attention({{0}}, {key}, {value}, {words})"
 
 
 def _call(low: Lowering, fx: Any, call: str, args: tuple[str, ...], spec: Scored | None) -> str:

@@ -298,6 +298,7 @@ def _choices(
                 "run convolutions in channels-last layout",
             )
             yield replace(first, convolutions="every"), "compute convolutions by own kernels"
+            yield replace(first, own_attention=True), "compute attention by a kernel of our own"
         return
     best = best_of(outcomes)
     if best is None:
@@ -330,7 +331,8 @@ def _choices(
             replace(options, compile=mode, graph=graph),
             f"run all that is not in the kernels as torch.compile does (mode {mode})",
         )
-    if subject.device == "cuda" and best.candidate.library and not options.own_attention:
+    fused = best.candidate.library or best.candidate.library_attention
+    if subject.device == "cuda" and fused and not options.own_attention:
         yield replace(options, own_attention=True), "compute attention by a kernel of our own"
     if best.candidate.has_products:
         for rank in (1, 2):
