@@ -13,15 +13,16 @@ import select
 import shutil
 import socket
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cuagent.task import Device, Task, TaskError, open_reference
+from cuagent.bench.order import Order
+from cuagent.task import Device, Task, TaskError, load_task, open_reference
 from cuagent.task.memory import SHARE
 from cuagent.task.plain import task_from_json, task_to_json
 from cuagent.verify.trace.live_bytes import LiveBytes
-from cuagent.worker import ForkServer
+from cuagent.worker import ForkServer, ForkServerError
 from cuagent.worker.channel import receive_message, send_message
 
 REQUEST = "size.json"
@@ -83,9 +84,25 @@ class Size:
         return int(USABLE * self.total)
 
     @property
+    def share(self) -> float:
+        """Return the claim as a share of the usable memory; 0 without a GPU."""
+        return self.claim / self.usable if self.usable else 0.0
+
+    @property
     def takes_most(self) -> bool:
         """Return True if the claim leaves less than half of the usable memory to other problems."""
         return self.claim > self.usable / 2
+
+
+def sized(order: Order, fork_server: ForkServer) -> dict[str, Any]:
+    """Return {"size": the fields of the `Size` of an order's problem}; None for a task that cannot
+    be loaded or sized."""
+    settings = order.settings
+    try:
+        task = load_task(order.path, device=settings.device, precision=settings.precision)
+        return {"size": asdict(size_of(task, fork_server))}
+    except (TaskError, ForkServerError):
+        return {"size": None}
 
 
 def size_of(task: Task, fork_server: ForkServer) -> Size:

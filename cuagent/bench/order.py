@@ -69,7 +69,10 @@ class Order:
     may_defer: bool = False
     """True to postpone a problem that needs most of its GPU's memory: it ends with the status
     `DEFERRED`."""
-
+    sizes_only: bool = False
+    """True to find only the memory that the problem needs (`memory.Size`)."""
+    size: dict[str, Any] | None = None
+    """Fields of the problem's `memory.Size`; None if it is not known yet."""
     alone: bool = False
     """True if no other problem uses the GPU at the same time."""
 

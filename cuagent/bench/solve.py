@@ -23,7 +23,7 @@ from cuagent.agent.conclude import summarize
 from cuagent.agent.ladder import prepare
 from cuagent.bench.certificates import Certification, certify
 from cuagent.bench.figures import arithmetic_seconds, figures
-from cuagent.bench.memory import size_of
+from cuagent.bench.memory import Size, size_of
 from cuagent.bench.memory_queue import claimed
 from cuagent.bench.order import DEFERRED, Order, Rules
 from cuagent.bench.record_form import FREE, KERNEL
@@ -256,7 +256,7 @@ def _memory(
         yield False
         return
     with lock.durations.of(Stage.OPENING):
-        size = size_of(task, fork_server)
+        size = Size(**order.size) if order.size else size_of(task, fork_server)
     if order.may_defer and size.takes_most:
         raise Deferred
     emit(Phase("waiting for GPU memory"))

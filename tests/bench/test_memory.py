@@ -19,7 +19,11 @@ from cuagent.bench.memory import (
     USABLE,
     Size,
     size_of,
+    sized,
 )
+from cuagent.bench.order import BenchSettings
+from cuagent.bench.problems import Problem
+from cuagent.bench.scheduler import orders_for
 from cuagent.task import Device, load_task
 from cuagent.task.plain import task_to_json
 from cuagent.worker import ForkServer
@@ -80,3 +84,14 @@ def test_claim_follows_the_size() -> None:
     assert Size(17 << 30, TOTAL).takes_most
     assert not Size(None, TOTAL).takes_most
     assert Size(None, TOTAL).claim == int(TOTAL / 3)
+    assert Size(17 << 30, TOTAL).share == 1
+    assert Size(1 << 20, 0).share == 0
+
+
+def test_size_of_an_order_is_found_without_a_run(tmp_path: Path, fork_server: ForkServer) -> None:
+    path = write_task(tmp_path / "task.py", "return x * 2", "torch.randn(1000)")
+    problems = [Problem(name, tmp_path / f"{name}.py", "tasks") for name in ("task", "missing")]
+    found, missing = orders_for(problems, BenchSettings(), "a device", tmp_path)
+    assert path == problems[0].path
+    assert sized(found, fork_server) == {"size": {"call": 8000, "total": 0, "between": 0}}
+    assert sized(missing, fork_server) == {"size": None}

@@ -30,6 +30,15 @@ from cuagent.task.memory import shortage
 pytestmark = pytest.mark.slow
 
 
+GIB = 1 << 30
+SIZES: dict[str, dict[str, int]] = {
+    "whole": {"call": 40 * GIB, "total": 80 * GIB, "between": 0},
+    "half": {"call": GIB // 2, "total": 80 * GIB, "between": 2 * GIB},
+    "small": {"call": 1, "total": 80 * GIB, "between": 0},
+}
+"""Fields of the `memory.Size` of problems by name."""
+
+
 class Given:
     """An engine that runs nothing: the name of each problem determines its result."""
 
@@ -53,7 +62,10 @@ class Given:
                 self._running -= 1
 
     def _result(self, order: Order) -> Record:
-        first = [o.problem for o in self.asked].count(order.problem) == 1
+        if order.sizes_only:
+            return {"size": SIZES.get(order.problem)}
+        runs = [o.problem for o in self.asked if not o.sizes_only]
+        first = runs.count(order.problem) == 1
         if "dies" in order.problem:
             raise EngineLost("its process died with signal SIGSEGV")
         if "hangs" in order.problem:
@@ -120,19 +132,37 @@ def test_a_problem_out_of_memory_runs_again_with_its_gpu_to_itself(tmp_path: Pat
         run_orders(
             orders(tmp_path, "a", "large1", "b", "large2"), engine, slots, results, lambda _: None
         )
-    assert [o.problem for o in engine.asked].count("large1") == 2
+    runs = [o for o in engine.asked if not o.sizes_only]
+    assert [o.alone for o in runs if o.problem == "large1"] == [False, True]
+    assert [o.alone for o in runs if o.problem == "a"] == [False]
     found = {r["problem"]: r["status"] for r in read_results(tmp_path)}
     assert found == dict.fromkeys(("a", "b", "large1", "large2"), "kernel")
 
 
-def test_problems_that_need_the_whole_gpu_come_last(tmp_path: Path) -> None:
+def test_problems_that_need_most_memory_start_first_on_gpus_of_this_machine(
+    tmp_path: Path,
+) -> None:
     engine, slots = Given(), Slots(("0", "0"))
+    with opened_for_writing(tmp_path) as results:
+        asked = orders(tmp_path, "small", "whole", "half", "unknown")
+        run_orders(asked, engine, slots, results, lambda _: None)
+    assert {r["problem"] for r in read_results(tmp_path)} == {"small", "whole", "half", "unknown"}
+    runs = [o for o in engine.asked if not o.sizes_only]
+    assert len(engine.asked) == 2 * len(runs) == 8
+    assert [o.problem for o in runs][:2] == ["whole", "half"]
+    assert [o.problem for o in runs if o.alone] == ["whole"]
+    assert {o.problem: o.size for o in runs} == SIZES | {"unknown": None}
+
+
+def test_problems_that_need_most_memory_come_last_on_a_cluster(tmp_path: Path) -> None:
+    engine, slots = Given(), Slots((None, None))
     names = ("whole1", "a", "whole2 and large", "b")
     with opened_for_writing(tmp_path) as results:
         run_orders(orders(tmp_path, *names), engine, slots, results, lambda _: None)
     found = [(r["problem"], r["status"]) for r in read_results(tmp_path)]
     assert sorted(found) == sorted((name, "kernel") for name in names)
     assert {name for name, _ in found[:2]} == {"a", "b"}
+    assert not any(o.sizes_only for o in engine.asked)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +191,9 @@ def test_an_interrupt_keeps_what_is_done(tmp_path: Path) -> None:
 
 def test_slots_share_gpus_and_divide_processors() -> None:
     assert slots_for("cuda", 4, 2).gpus == ("0", "1", "0", "1")
-    assert slots_for("cuda", 4, 2).distinct.gpus == ("0", "1")
+    assert slots_for("cuda", 4, 2).share_gpus
+    assert not slots_for("cuda", 2, 2).share_gpus
+    assert not slots_for("cpu", 2, 1).share_gpus
     one = slots_for("cpu", None, 1)
     assert (len(one), one.cores) == (1, ())
     two = slots_for("cpu", 2, 1)
