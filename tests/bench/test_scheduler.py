@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from make_tasks import write_task
 from records import solved, unsolved
 
-from cuagent.bench.engines import Cancelled, EngineLost, LocalEngine, Report, _why
-from cuagent.bench.order import DEFERRED, BenchSettings, Order
+from cuagent.bench import engines
+from cuagent.bench.engines import Cancelled, EngineLost, LocalEngine, Report, TimeLimit, _why
+from cuagent.bench.order import DEFERRED, WAITING_FOR_MEMORY, BenchSettings, Order
 from cuagent.bench.problems import Problem
 from cuagent.bench.results import Record, opened_for_writing, read_results
 from cuagent.bench.scheduler import (
@@ -199,6 +201,28 @@ def test_slots_share_gpus_and_divide_processors() -> None:
     two = slots_for("cpu", 2, 1)
     used = [core for cores in two.cores for core in cores]
     assert len(used) == len(set(used))
+
+
+def test_time_of_a_problem_ends_but_not_while_it_waits_for_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "ENDING_AFTER_S", 0.0)
+    order = orders(tmp_path, "a")[0]
+    order = replace(order, settings=replace(order.settings, max_time_s=0.3))
+    killed = threading.Event()
+    limit = TimeLimit(order, killed.set)
+    limit.observe({"phase": WAITING_FOR_MEMORY})
+    assert not killed.wait(0.6)
+    limit.observe({"phase": "certifying"})
+    limit.observe({"phase": "opening"})
+    assert killed.wait(10)
+    assert limit.over
+
+    killed.clear()
+    ended = TimeLimit(order, killed.set)
+    ended.stop()
+    assert not killed.wait(0.6)
+    assert not ended.over
 
 
 def test_a_process_that_was_killed_states_a_remedy(tmp_path: Path) -> None:

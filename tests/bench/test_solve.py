@@ -81,6 +81,26 @@ def test_a_problem_on_a_shared_device(tmp_path: Path, monkeypatch: pytest.Monkey
     assert record["key"] == order.key
 
 
+def test_time_limit_includes_opening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The free options are timed although no time is left for an attempt."""
+    path = write_task(tmp_path / "task.py", "return torch.tanh(x * 2 + 1)", "torch.randn(256, 64)")
+    settings = BenchSettings(max_time_s=0.0)
+    (order,) = orders_for([Problem("L1/1", path, "level 1")], settings, "a device", tmp_path)
+    budgets: list[float | None] = []
+    begin = solving.start_run
+
+    def beginning(*arguments: Any, **named: Any) -> Any:
+        budgets.append(named["budget"].seconds)
+        return begin(*arguments, **named)
+
+    monkeypatch.setattr(solving, "start_run", beginning)
+    record = solve(order, DeviceLock(), lambda _: None)
+    assert budgets == [0.0]
+    assert record["stop"] == "time limit"
+    assert record["attempts"] == 0
+    assert "eager" in record["times"]
+
+
 def test_a_missing_file_is_a_failure_with_its_reason(tmp_path: Path) -> None:
     problem = Problem("gone", tmp_path / "gone.py", "tasks")
     (order,) = orders_for([problem], BenchSettings(), "a device", tmp_path)
