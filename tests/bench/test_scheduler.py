@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from records import solved, unsolved
 
 from cuagent.bench import engines
 from cuagent.bench.engines import Cancelled, EngineLost, LocalEngine, Report, TimeLimit, _why
+from cuagent.bench.memory import Size
 from cuagent.bench.order import DEFERRED, WAITING_FOR_MEMORY, BenchSettings, Order
 from cuagent.bench.problems import Problem
 from cuagent.bench.results import Record, opened_for_writing, read_results
@@ -33,12 +34,16 @@ pytestmark = pytest.mark.slow
 
 
 GIB = 1 << 30
-SIZES: dict[str, dict[str, int]] = {
-    "whole": {"call": 40 * GIB, "total": 80 * GIB, "between": 0},
-    "half": {"call": GIB // 2, "total": 80 * GIB, "between": 2 * GIB},
-    "small": {"call": 1, "total": 80 * GIB, "between": 0},
+SIZES = {
+    name: Size(call, 80 * GIB, between, inputs=call)
+    for name, call, between in (
+        ("whole", 40 * GIB, 0),
+        ("half", GIB // 2, 2 * GIB),
+        ("small", 1, 0),
+    )
 }
-"""Fields of the `memory.Size` of problems by name."""
+"""Sizes of problems by name."""
+SHOWN = {name: asdict(size) for name, size in SIZES.items()}
 
 
 class Given:
@@ -65,7 +70,8 @@ class Given:
 
     def _result(self, order: Order) -> Record:
         if order.sizes_only:
-            return {"size": SIZES.get(order.problem)}
+            size = SIZES.get(order.problem)
+            return {"size": size and asdict(size)}
         runs = [o.problem for o in self.asked if not o.sizes_only]
         first = runs.count(order.problem) == 1
         if "dies" in order.problem:
@@ -153,7 +159,7 @@ def test_problems_that_need_most_memory_start_first_on_gpus_of_this_machine(
     assert len(engine.asked) == 2 * len(runs) == 8
     assert [o.problem for o in runs][:2] == ["whole", "half"]
     assert [o.problem for o in runs if o.alone] == ["whole"]
-    assert {o.problem: o.size for o in runs} == SIZES | {"unknown": None}
+    assert {o.problem: o.size for o in runs} == SHOWN | {"unknown": None}
 
 
 def test_problems_that_need_most_memory_come_last_on_a_cluster(tmp_path: Path) -> None:
