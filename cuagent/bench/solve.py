@@ -181,7 +181,7 @@ def _solved(
     emit = _reporter(report)
     with (
         _started(task) if given is None else nullcontext(given) as fork_server,
-        _memory(order, task, fork_server, lock, emit) as is_large,
+        _memory(order, task, fork_server, lock, emit, found) as is_large,
         # While the GPU certifies and opens the task, the processors are free.
         nullcontext() if is_large else EarlyCompilation(task, fork_server, lock) as compilation,
         ThreadPoolExecutor(1) as threads,
@@ -252,9 +252,10 @@ def _started(task: Task) -> ForkServer:
 
 @contextmanager
 def _memory(
-    order: Order, task: Task, fork_server: ForkServer, lock: DeviceLock, emit: Emit
+    order: Order, task: Task, fork_server: ForkServer, lock: DeviceLock, emit: Emit, found: Record
 ) -> Iterator[bool]:
-    """Reserve the problem's GPU memory inside this context; do nothing on a CPU. Raises Deferred.
+    """Reserve the problem's GPU memory inside this context, and add the reserved bytes to `found`;
+    do nothing on a CPU. Raises Deferred.
 
     Yields True if the task is so large that no process may start earlier than necessary.
     """
@@ -265,6 +266,7 @@ def _memory(
         size = Size(**order.size) if order.size else size_of(task, fork_server)
     if order.may_defer and size.takes_most:
         raise Deferred
+    found |= {"claim_bytes": size.claim}
     emit(Phase(WAITING_FOR_MEMORY))
     asked = time.monotonic()
     with claimed(lock.lock.with_suffix(".memory"), size.claim, size.usable):

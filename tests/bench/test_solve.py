@@ -72,6 +72,7 @@ def test_a_problem_on_a_shared_device(tmp_path: Path, monkeypatch: pytest.Monkey
     assert held["shared_s"] > 0
     assert held["timing_s"] + held["waiting_s"] < held["total_s"]
     uses = record["lock"]
+    assert record["claim_bytes"] == 0  # a CPU has no GPU memory
     assert uses["certifying"]["longest_s"] > 0
     assert uses["quick_timing"]["exclusive"] >= 1
     assert uses["record_timing"]["exclusive_s"] > 0
