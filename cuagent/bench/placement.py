@@ -18,8 +18,9 @@ from dataclasses import dataclass, replace
 from cuagent.bench.order import Order
 
 SIZING_S = 20.0
-"""Longest time in seconds for which slots wait until the shares of all problems are known. A slot
-that starts a small problem earlier may delay a large one, which needs an empty GPU."""
+"""Longest time in seconds, after the first share is known, for which slots wait for those of all
+problems. A slot that starts a small problem earlier may delay a large one, which needs an empty
+GPU."""
 ROUNDING = 1e-12
 """Tolerance for sums of shares."""
 
@@ -42,15 +43,20 @@ class Queue:
         add."""
         self._waiting = [Waiting(order, 0.0) for order in orders]
         self._unsized = set(unsized)
-        self._running: dict[str, tuple[str | None, float]] = {}
+        self._running: list[tuple[Order, str | None, float]] = []
+        """Orders given out, with GPU and share. A problem may be in it twice for a moment, because
+        it is added again before it has `ended`."""
         self._changed = threading.Condition()
-        self._sized_until = time.monotonic() + SIZING_S
+        self._sized_until: float | None = None
+        """Time of the monotonic clock until which slots wait for shares; None before the first."""
         self._closed = False
 
     def add(self, order: Order, share: float) -> None:
         """Add an order whose problem needs this share of a GPU's memory; with 1 it is alone
         there."""
         with self._changed:
+            if self._sized_until is None:
+                self._sized_until = time.monotonic() + SIZING_S
             self._unsized.discard(order.problem)
             self._waiting.append(Waiting(order, share))
             self._waiting.sort(key=lambda waiting: -waiting.share)  # keeps the order of equals
@@ -65,15 +71,16 @@ class Queue:
             while not self._closed and (self._waiting or self._unsized):
                 if (found := self._fitting(gpu)) is not None:
                     self._waiting.remove(found)
-                    self._running[found.order.problem] = (gpu, found.share)
-                    return replace(found.order, alone=found.order.alone or found.share >= 1)
+                    order = replace(found.order, alone=found.order.alone or found.share >= 1)
+                    self._running.append((order, gpu, found.share))
+                    return order
                 self._changed.wait(self._patience())
         return None
 
     def ended(self, order: Order) -> None:
-        """Free the memory of a problem that `take` has given out."""
+        """Free the memory of a problem. `order` is the object that `take` returned."""
         with self._changed:
-            del self._running[order.problem]
+            self._running = [given for given in self._running if given[0] is not order]
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -84,14 +91,19 @@ class Queue:
 
     def _fitting(self, gpu: str | None) -> Waiting | None:
         """Return the first order in the queue that fits on the GPU; None if there is none yet."""
-        if self._unsized and time.monotonic() < self._sized_until:
+        if self._unsized and self._left_s() != 0:
             return None
-        here = [share for where, share in self._running.values() if where == gpu]
+        here = [share for _, where, share in self._running if where == gpu]
         free = 1 - sum(here) + ROUNDING
         fits = (found for found in self._waiting if found.share <= free or not here)
         return next(fits, None)
 
     def _patience(self) -> float | None:
         """Return the longest time in seconds to wait for a change; None: no limit."""
-        left = self._sized_until - time.monotonic()
-        return left if self._unsized and left > 0 else None
+        return (self._left_s() or None) if self._unsized else None
+
+    def _left_s(self) -> float | None:
+        """Return the seconds for which slots still wait for shares; None before the first."""
+        if self._sized_until is None:
+            return None
+        return max(0.0, self._sized_until - time.monotonic())

@@ -82,6 +82,27 @@ def test_slots_wait_until_all_sizes_are_known_but_not_for_ever(
     assert names(queue, "0") == ["small"]
 
 
+def test_a_problem_that_runs_again_elsewhere_before_it_ended_keeps_its_memory() -> None:
+    queue = sized(a=0.6, b=0.5)
+    first = queue.take("0")
+    assert first is not None
+    queue.add(first, 1.0)
+    again = queue.take("1")
+    assert again is not None
+    assert again.alone
+    queue.ended(first)
+    assert names(queue, "0") == ["b"]
+    queue.add(order("c"), 0.5)
+    taken: list[Order | None] = []
+    waits = threading.Thread(target=lambda: taken.append(queue.take("1")))
+    waits.start()
+    waits.join(0.2)
+    assert not taken
+    queue.ended(again)
+    waits.join(10)
+    assert [each.problem for each in taken if each] == ["c"]
+
+
 def test_a_closed_queue_gives_no_order() -> None:
     queue = sized(a=0.6, b=0.6)
     assert names(queue, "0") == ["a"]
