@@ -60,7 +60,8 @@ def serve(channel: socket.socket, folder: Path) -> None:
 def _solve(
     channel: socket.socket, order: Order, here: dict[str, Any], fork_server: ForkServer
 ) -> int:
-    """Solve the problem in the benchmark's environment and working folder."""
+    """Solve the problem, or find its size, in the benchmark's environment and working folder."""
+    from cuagent.bench.memory import sized
     from cuagent.bench.solve import Interrupted, solve
     from cuagent.device_lock import DeviceLock
     from cuagent.record import plain
@@ -79,6 +80,9 @@ def _solve(
             os._exit(INTERRUPTED)
 
     try:
+        if order.sizes_only:
+            send({"record": sized(order, fork_server)})
+            return 0
         record = solve(order, DeviceLock(lock_path), send, fork_server)
     except (KeyboardInterrupt, Interrupted):
         return INTERRUPTED

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from cuagent.bench.child import INTERRUPTED, WARM
-from cuagent.bench.order import Order
+from cuagent.bench.order import WAITING_FOR_MEMORY, Order
 from cuagent.bench.problems import BenchError
 from cuagent.bench.results import Record
 from cuagent.worker import ForkServer, ForkServerError
@@ -28,8 +28,9 @@ from cuagent.worker.folder import remove
 from cuagent.worker.fork_server import Child
 
 Report = Callable[[dict[str, Any]], None]
-CERTIFY_S = 300.0
-"""Seconds allowed for certifying and opening a problem, in addition to its time limit."""
+ENDING_AFTER_S = 300.0
+"""Seconds after its time limit in which a problem may end the step in progress and judge its best
+attempt for the record."""
 GRACE_S = 10.0
 """Seconds between the interrupt of a process and its kill, for ending its child processes."""
 ENDING_S = 5.0
@@ -64,11 +65,53 @@ class Engine(Protocol):
 
 
 def limit_s(order: Order) -> float:
-    """Return the time in seconds after which a problem's process is killed.
+    """Return the time in seconds after which a problem's process is killed, without the time in
+    which it waits for GPU memory.
 
-    The optimization stops at `max_time_s`; after that the best attempts may still be judged.
+    No step of the optimization begins after `max_time_s`; the best attempt is still judged then.
     """
-    return 2 * order.settings.max_time_s + CERTIFY_S
+    return order.settings.max_time_s + ENDING_AFTER_S
+
+
+class TimeLimit:
+    """Kills a problem's process after `limit_s`, unless it waits for GPU memory meanwhile.
+
+    A problem does nothing before it has its memory, so its time starts again then.
+    """
+
+    def __init__(self, order: Order, kill: Callable[[], None]) -> None:
+        self._order, self._kill = order, kill
+        self.over = False
+        """True if the process was killed."""
+        self._timer: threading.Timer | None = None
+        self._changing = threading.Lock()
+        self.start()
+
+    def observe(self, message: dict[str, Any]) -> None:
+        """Stop or restart the clock after a progress message of the process."""
+        if message.get("phase") == WAITING_FOR_MEMORY:
+            self.stop()
+        elif self._timer is None:
+            self.start()
+
+    def start(self) -> None:
+        """Start the clock at zero."""
+        self._timer = threading.Timer(limit_s(self._order), self._end)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def stop(self) -> None:
+        """Stop the clock; the process is not killed while it stands."""
+        with self._changing:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = None
+
+    def _end(self) -> None:
+        with self._changing:
+            if threading.current_thread() is self._timer:
+                self.over = True
+                self._kill()
 
 
 class LocalEngine:
@@ -93,19 +136,22 @@ class LocalEngine:
         log.unlink(missing_ok=True)  # it may be a link to a file of the user
         log.open("xb").close()
         server, folder, child = self._start()
-        timer = threading.Timer(limit_s(order), _signal, [child, signal.SIGKILL])
-        timer.start()
+        limit = TimeLimit(order, lambda: _signal(child, signal.SIGKILL))
+
+        def observe(message: dict[str, Any]) -> None:
+            limit.observe(message)
+            report(message)
+
         try:
-            record = _record_of(child, order, log, report)
+            record = _record_of(child, order, log, observe)
         finally:
-            over_time = not timer.is_alive()
-            timer.cancel()
+            limit.stop()
             code = self._end(server, child, folder)
         if record is not None:
             return record
         if self._cancelled:
             raise Cancelled
-        if over_time:
+        if limit.over:
             raise EngineLost(f"not done in {limit_s(order):.0f} s; --max-time gives it longer")
         raise EngineLost(_why(code, log))
 

@@ -13,15 +13,17 @@ import select
 import shutil
 import socket
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cuagent.task import Device, Task, TaskError, open_reference
+from cuagent.bench.order import Order
+from cuagent.task import Device, Task, TaskError, load_task, open_reference
 from cuagent.task.memory import SHARE
 from cuagent.task.plain import task_from_json, task_to_json
+from cuagent.verify.memory_plan import FP64_OVER_FP32, MemoryPlan
 from cuagent.verify.trace.live_bytes import LiveBytes
-from cuagent.worker import ForkServer
+from cuagent.worker import ForkServer, ForkServerError
 from cuagent.worker.channel import receive_message, send_message
 
 REQUEST = "size.json"
@@ -30,9 +32,14 @@ SIZE_S = 60.0
 CALLS_HELD = 30
 """Memory that a usual verdict and timing need at the same time, in multiples of one call's
 tensors. Four problems on an H200 needed 14 to 28 of them."""
-LEAN_CALLS_HELD = 16
-"""Like `CALLS_HELD`, for a large task. Its memory plan needs eight multiples
-(`verify/memory_plan.py`); the rest is for allocators and the reference's intermediate results."""
+LARGE_RESERVE = 1.5
+"""Memory that a large task claims, as a multiple of its memory plan (`verify/memory_plan.py`). The
+plan is within 20 % of the measured peak; allocators and libraries need the rest."""
+LARGE_SLICES = 8
+"""Assumed number of slices of a large task's fp64 reference. A reference that cannot run in slices
+may lack memory, and runs again alone."""
+LARGE_ARMS = 3
+"""Number of models in a timing of a large task: the attempt, eager and a rung."""
 RUNS_HELD = 8
 """Number of processes whose allocators hold the memory of a call's intermediate results at the same
 time, such as the arms of a timing.
@@ -59,6 +66,12 @@ class Size:
     """Total memory of the GPU in bytes."""
     between: int = 0
     """Bytes of intermediate results that exist at the same time within one call."""
+    inputs: int = 0
+    """Bytes of the inputs."""
+    outputs: int = 0
+    """Bytes of the outputs."""
+    precise: int = 0
+    """Bytes of the outputs in fp64."""
 
     @property
     def claim(self) -> int:
@@ -69,8 +82,42 @@ class Size:
         """
         if self.call is None:
             return int(UNKNOWN_PART * self.total)
-        calls = LEAN_CALLS_HELD if self.is_large else CALLS_HELD
-        return min(self.usable, CONTEXTS + calls * self.call + RUNS_HELD * self.between)
+        if self.is_large:
+            needed = int(LARGE_RESERVE * max(self._judged, self._certified))
+        else:
+            needed = CALLS_HELD * self.call + RUNS_HELD * self.between
+        return min(self.usable, CONTEXTS + needed)
+
+    @property
+    def _judged(self) -> int:
+        """Bytes that a large task needs while it is judged and timed, without contexts."""
+        plan = MemoryPlan(
+            inputs=self.inputs,
+            outputs=self.outputs,
+            precise=self.precise,
+            spread=self.precise // 4,  # in bf16
+            state=self._state,
+            temporary=self.between,
+            slices=LARGE_SLICES,
+            widening=max(FP64_OVER_FP32, -(-self.precise // max(1, self.outputs))),
+            large=True,
+            on_gpu=True,
+        )
+        return max(plan.verdict, plan.timing(LARGE_ARMS))
+
+    @property
+    def _certified(self) -> int:
+        """Bytes that the certification of a large task needs, which ends before it is judged.
+
+        It holds the inputs of two draws, one of them also with a part left out, and the outputs of
+        both, of the current call and their copies (`examine.py`).
+        """
+        return 4 * (self.inputs + self.outputs) + 2 * self._state + self.between
+
+    @property
+    def _state(self) -> int:
+        """Bytes of the weights."""
+        return max(0, (self.call or 0) - self.inputs - self.outputs)
 
     @property
     def is_large(self) -> bool:
@@ -83,9 +130,25 @@ class Size:
         return int(USABLE * self.total)
 
     @property
+    def share(self) -> float:
+        """Return the claim as a share of the usable memory; 0 without a GPU."""
+        return self.claim / self.usable if self.usable else 0.0
+
+    @property
     def takes_most(self) -> bool:
         """Return True if the claim leaves less than half of the usable memory to other problems."""
         return self.claim > self.usable / 2
+
+
+def sized(order: Order, fork_server: ForkServer) -> dict[str, Any]:
+    """Return {"size": the fields of the `Size` of an order's problem}; None for a task that cannot
+    be loaded or sized."""
+    settings = order.settings
+    try:
+        task = load_task(order.path, device=settings.device, precision=settings.precision)
+        return {"size": asdict(size_of(task, fork_server))}
+    except (TaskError, ForkServerError):
+        return {"size": None}
 
 
 def size_of(task: Task, fork_server: ForkServer) -> Size:
@@ -112,14 +175,13 @@ def serve(channel: socket.socket, folder: Path) -> None:
     task = task_from_json(json.loads((folder / REQUEST).read_text(encoding="utf-8")))
     # Unlike `mem_get_info`, this creates no CUDA context, which would take a second.
     total = torch.cuda.get_device_properties(0).total_memory if task.device == "cuda" else 0
-    call, between = bytes_of_call(task)
-    send_message(channel, {"call": call, "total": total, "between": between})
+    send_message(channel, bytes_of_call(task) | {"total": total})
 
 
-def bytes_of_call(task: Task) -> tuple[int | None, int]:
-    """Return (bytes of the inputs, weights and outputs of one call, bytes of intermediate results).
+def bytes_of_call(task: Task) -> dict[str, int | None]:
+    """Return the sizes in bytes of one call's tensors, by the names of the fields of `Size`.
 
-    (None, 0) if the reference does not run on fake tensors. The sizes are those on a CPU: fake
+    `call` is None if the reference does not run on fake tensors. The sizes are those on a CPU: fake
     weights cannot be moved to a GPU, and an operator refuses tensors of two devices. Changes
     `nn.Module._apply` for the rest of the process.
     """
@@ -142,15 +204,25 @@ def bytes_of_call(task: Task) -> tuple[int | None, int]:
             except Exception:  # noqa: BLE001 - any code of the user; outputs are as large as inputs
                 results = inputs
     except Exception:  # noqa: BLE001 - any code of the user; the judge reports what does not run
-        return None, 0
+        return {"call": None}
     outputs = _size(results)
-    return _size(held) + outputs, max(0, live.peak - outputs)
+    return {
+        "call": _size(held) + outputs,
+        "between": max(0, live.peak - outputs),
+        "inputs": _size(inputs),
+        "outputs": outputs,
+        "precise": _size(results, precise=True),
+    }
 
 
-def _size(tree: Any) -> int:
-    """Return the total bytes of all tensors in nested containers."""
+def _size(tree: Any, *, precise: bool = False) -> int:
+    """Return the total bytes of all tensors in nested containers; with `precise` as if those of
+    floating-point numbers were in fp64."""
     import torch
     from torch.utils import _pytree
 
     leaves = [leaf for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-    return sum(leaf.numel() * leaf.element_size() for leaf in leaves)
+    return sum(
+        leaf.numel() * (8 if precise and leaf.is_floating_point() else leaf.element_size())
+        for leaf in leaves
+    )

@@ -11,6 +11,9 @@ DEFERRED = "deferred"
 """Status of a problem that is postponed; a record with this status is not written to the
 results."""
 
+WAITING_FOR_MEMORY = "waiting for GPU memory"
+"""Phase of a problem that waits until its GPU has enough free memory."""
+
 
 class Rules(StrEnum):
     """Rule set for the operators that a candidate may call."""
@@ -36,7 +39,8 @@ class BenchSettings:
     max_cost: float | None = 5.0
     """Limit of the model's cost for each problem in US dollars; None: no limit."""
     max_time_s: float = 900.0
-    """Limit of the wall time in seconds for each problem, without the time for certificates."""
+    """Wall time in seconds after which no step of a problem begins. It includes certificates and
+    opening, but not the time in which the problem waits for GPU memory."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"rules": str(self.rules)}
@@ -69,7 +73,10 @@ class Order:
     may_defer: bool = False
     """True to postpone a problem that needs most of its GPU's memory: it ends with the status
     `DEFERRED`."""
-
+    sizes_only: bool = False
+    """True to find only the memory that the problem needs (`memory.Size`)."""
+    size: dict[str, Any] | None = None
+    """Fields of the problem's `memory.Size`; None if it is not known yet."""
     alone: bool = False
     """True if no other problem uses the GPU at the same time."""
 

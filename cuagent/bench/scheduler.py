@@ -3,9 +3,9 @@ problem ends.
 
 Each slot runs one problem after the other, each in a new process. On a GPU the slots share the
 device: opening and verifying overlap, and the device lock gives a slot exclusive use while it
-times. On a CPU the slots share no core. Problems that need most of a GPU's memory run last, because
-each waits until the memory is free and delays all after it. A problem that failed for lack of
-memory runs again at the end, alone on its device.
+times. On a CPU the slots share no core. The order on GPUs follows from the memory that each problem
+needs (`placement.py`), which is found first. On a cluster problems that need most of a GPU's memory
+run last. A problem that failed for lack of memory runs again, alone on its device.
 
 Invariant: a failed problem never ends the benchmark. Only an interrupt ends it; all results so far
 are then in the file.
@@ -19,13 +19,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 from cuagent.bench.engines import Cancelled, Engine, EngineLost
+from cuagent.bench.memory import UNKNOWN_PART, Size
 from cuagent.bench.order import DEFERRED, BenchSettings, Order
+from cuagent.bench.placement import Queue
 from cuagent.bench.problems import Problem
 from cuagent.bench.results import FORMAT, Record, ResultFile, key_of, tool_version
 from cuagent.task import TaskError, load_task
@@ -88,12 +90,10 @@ class Slots:
         return len(self.gpus)
 
     @property
-    def distinct(self) -> Slots:
-        """Return one slot for each GPU, or one slot for the CPU."""
-        first = {gpu: n for n, gpu in reversed(list(enumerate(self.gpus)))}
-        chosen = sorted(first.values())
-        cores = tuple(self.cores[n] for n in chosen) if self.cores else ()
-        return Slots(tuple(self.gpus[n] for n in chosen), cores)
+    def share_gpus(self) -> bool:
+        """True if several slots use one GPU of this machine."""
+        gpus = [gpu for gpu in self.gpus if gpu is not None]
+        return len(set(gpus)) < len(gpus)
 
 
 def slots_for(device: str, jobs: int | None, gpus: int) -> Slots:
@@ -168,79 +168,77 @@ def run_orders(
             observe(Finished(known, earlier=True))
         else:
             waiting.append(order)
-    alone = len(slots) == 1
-    deferred, again = _pass(waiting, engine, slots, results, observe, last=alone, defers=not alone)
-    if deferred:
-        again += _pass(deferred, engine, slots, results, observe).again
-    if again:
-        _pass(again, engine, slots.distinct, results, observe, last=True)
-
-
-class Left(NamedTuple):
-    """Orders that must run again later, after one pass over the queue."""
-
-    deferred: list[Order]
-    """Orders not yet started because their problems need most of a GPU's memory."""
-    again: list[Order]
-    """Orders whose problems failed for lack of GPU memory."""
-
-
-def _pass(
-    orders: Sequence[Order],
-    engine: Engine,
-    slots: Slots,
-    results: ResultFile,
-    observe: Observe,
-    *,
-    last: bool = False,
-    defers: bool = False,
-) -> Left:
-    """Run orders in all slots; return the orders that must run again later.
-
-    `last`: True if failures for lack of memory are final. `defers`: True to postpone problems that
-    need most of a GPU's memory.
-    """
-    queue: SimpleQueue[Order] = SimpleQueue()
-    for order in orders:
-        queue.put(order)
-    left = Left([], [])
     lock = threading.Lock()
+    if slots.share_gpus:
+        queue = Queue(unsized=[order.problem for order in waiting])
+        sizing = waiting
+    else:
+        queue = Queue(replace(order, may_defer=len(slots) > 1) for order in waiting)
+        sizing = []
 
     def work(slot: int) -> None:
-        while True:
+        while (order := queue.take(slots.gpus[slot])) is not None:
             try:
-                order = queue.get_nowait()
-            except Empty:
-                return
-            cores = slots.cores[slot] if slots.cores else ()
-            placed = replace(order, gpu=slots.gpus[slot], cores=cores, may_defer=defers, alone=last)
-            try:
-                record = _run(placed, engine, slot, observe, lock)
+                _work(order, engine, slots, slot, queue, results, observe, lock)
             except Cancelled:
                 return
-            with lock:
-                if record["status"] == DEFERRED:
-                    left.deferred.append(order)
-                    continue
-                if not last and is_for_memory(record):
-                    left.again.append(order)
-                    continue
-                results.append(record)
-                observe(Finished(record, slot))
+            finally:
+                queue.ended(order)
 
-    with ThreadPoolExecutor(max(1, len(slots))) as threads:
-        futures = [threads.submit(work, slot) for slot in range(len(slots))]
+    sizers = max(1, len(os.sched_getaffinity(0)) // CORES_PER_JOB) if sizing else 0
+    with ThreadPoolExecutor(len(slots) + sizers) as threads:
         try:
+            futures = [threads.submit(work, slot) for slot in range(len(slots))]
+            futures += [
+                threads.submit(_size, order, engine, slots.gpus[n % len(slots)], queue)
+                for n, order in enumerate(sizing)
+            ]
             while not all(future.done() for future in futures):
                 time.sleep(POLL_S)
         except BaseException:
-            while not queue.empty():
-                queue.get()
+            queue.close()
             engine.cancel()
             raise
     for future in futures:
         future.result()
-    return left
+
+
+def _size(order: Order, engine: Engine, gpu: str | None, queue: Queue) -> None:
+    """Find the share of a GPU's memory that a problem needs, and add the order to the queue."""
+    size = None
+    with suppress(Cancelled, EngineLost):
+        found = engine.run(replace(order, gpu=gpu, sizes_only=True), lambda _: None).get("size")
+        size = None if found is None else Size(**found)
+    share = UNKNOWN_PART if size is None else size.share
+    queue.add(replace(order, size=None if size is None else asdict(size)), share)
+
+
+def _work(
+    order: Order,
+    engine: Engine,
+    slots: Slots,
+    slot: int,
+    queue: Queue,
+    results: ResultFile,
+    observe: Observe,
+    lock: threading.Lock,
+) -> None:
+    """Run an order in a slot; append its record to the results, or the order to the queue again.
+
+    Raises Cancelled.
+    """
+    cores = slots.cores[slot] if slots.cores else ()
+    alone = order.alone or len(slots) == 1
+    placed = replace(order, gpu=slots.gpus[slot], cores=cores, alone=alone)
+    record = _run(placed, engine, slot, observe, lock)
+    if record["status"] == DEFERRED:
+        queue.add(replace(order, may_defer=False), 0.0)
+    elif not alone and is_for_memory(record):
+        queue.add(replace(order, may_defer=False), 1.0)
+    else:
+        with lock:
+            results.append(record)
+            observe(Finished(record, slot))
 
 
 def _run(order: Order, engine: Engine, slot: int, observe: Observe, lock: threading.Lock) -> Record:

@@ -23,9 +23,9 @@ from cuagent.agent.conclude import summarize
 from cuagent.agent.ladder import prepare
 from cuagent.bench.certificates import Certification, certify
 from cuagent.bench.figures import arithmetic_seconds, figures
-from cuagent.bench.memory import size_of
+from cuagent.bench.memory import Size, size_of
 from cuagent.bench.memory_queue import claimed
-from cuagent.bench.order import DEFERRED, Order, Rules
+from cuagent.bench.order import DEFERRED, WAITING_FOR_MEMORY, Order, Rules
 from cuagent.bench.record_form import FREE, KERNEL
 from cuagent.bench.results import FORMAT, INTERNAL, Record, tool_version
 from cuagent.device_lock import DeviceLock
@@ -181,18 +181,20 @@ def _solved(
     emit = _reporter(report)
     with (
         _started(task) if given is None else nullcontext(given) as fork_server,
-        _memory(order, task, fork_server, lock, emit) as is_large,
+        _memory(order, task, fork_server, lock, emit, found) as is_large,
         # While the GPU certifies and opens the task, the processors are free.
         nullcontext() if is_large else EarlyCompilation(task, fork_server, lock) as compilation,
         ThreadPoolExecutor(1) as threads,
     ):
+        ends = time.monotonic() + settings.max_time_s
         emit(Phase("certifying"))
         certifying = threads.submit(_certified, task, fork_server, lock)
         if is_large:  # the memory may not hold both
             certifying.result()
         emit(Phase("opening"))
         try:
-            return _judged(order, task, (fork_server, lock), emit, found, certifying, compilation)
+            opened = fork_server, lock
+            return _judged(order, task, opened, emit, found, certifying, compilation, ends)
         finally:
             if certifying.exception() is None:
                 found |= {"certification": certifying.result().to_json()}
@@ -206,9 +208,13 @@ def _judged(
     found: Record,
     certifying: Future[Certification],
     compilation: EarlyCompilation | None,
+    ends: float,
 ) -> Status:
     """Open the judge of a problem and optimize it, while its certification and the compilation of
-    the first rungs (None for a large task) end in the background. Return the status."""
+    the first rungs (None for a large task) end in the background. Return the status.
+
+    No step begins after `ends`, a time of the monotonic clock in seconds.
+    """
     fork_server, lock = opened
     with LocalJudge(
         task,
@@ -227,7 +233,7 @@ def _judged(
             tuple if compilation is None else compilation.done,
             lambda: prepare(model, emit, lock.durations),
         )
-        return _optimized(order, task, judge, model, emit, found, certification)
+        return _optimized(order, task, judge, model, emit, found, certification, ends)
 
 
 def _certified(task: Task, fork_server: ForkServer, lock: DeviceLock) -> Certification:
@@ -246,9 +252,10 @@ def _started(task: Task) -> ForkServer:
 
 @contextmanager
 def _memory(
-    order: Order, task: Task, fork_server: ForkServer, lock: DeviceLock, emit: Emit
+    order: Order, task: Task, fork_server: ForkServer, lock: DeviceLock, emit: Emit, found: Record
 ) -> Iterator[bool]:
-    """Reserve the problem's GPU memory inside this context; do nothing on a CPU. Raises Deferred.
+    """Reserve the problem's GPU memory inside this context, and add the reserved bytes to `found`;
+    do nothing on a CPU. Raises Deferred.
 
     Yields True if the task is so large that no process may start earlier than necessary.
     """
@@ -256,10 +263,11 @@ def _memory(
         yield False
         return
     with lock.durations.of(Stage.OPENING):
-        size = size_of(task, fork_server)
+        size = Size(**order.size) if order.size else size_of(task, fork_server)
     if order.may_defer and size.takes_most:
         raise Deferred
-    emit(Phase("waiting for GPU memory"))
+    found |= {"claim_bytes": size.claim}
+    emit(Phase(WAITING_FOR_MEMORY))
     asked = time.monotonic()
     with claimed(lock.lock.with_suffix(".memory"), size.claim, size.usable):
         lock.durations.add(Stage.WAITING, time.monotonic() - asked)
@@ -286,15 +294,16 @@ def _optimized(
     emit: Emit,
     found: Record,
     certification: Certification,
+    ends: float,
 ) -> Status:
-    settings = order.settings
+    settings, left_s = order.settings, max(0.0, ends - time.monotonic())
     tools = _tools()
     run = start_run(
         task,
         judge,
         model=model.name,
         tools=[tool.spec for tool in tools],
-        budget=Budget(settings.max_steps, settings.max_cost, settings.max_time_s),
+        budget=Budget(settings.max_steps, settings.max_cost, left_s),
         root=Path(order.runs),
         emit=emit,
         config=settings.to_json(),

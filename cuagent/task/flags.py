@@ -153,9 +153,18 @@ def flags_kept(names: Collection[str] = ()) -> Iterator[None]:
     """Restore the flags of `names`, or all flags if it is empty, after a block that may set
     flags."""
     before = {name: value for name, value in read_flags().items() if not names or name in names}
+    allowed = None
+    if OLD_SWITCHES[0] in before and before[OLD_SWITCHES[0]] is None:
+        allowed = _matmul_allow_tf32()
     try:
         yield
     finally:
+        # `set_flags` leaves a switch that could not be read. This one has a second name, which may
+        # be readable, and it stays so only if it is written before the leaves.
+        if allowed is not None and allowed != _matmul_allow_tf32():
+            import torch
+
+            torch.backends.cuda.matmul.allow_tf32 = allowed
         set_flags(before, exact=True)
 
 
@@ -168,6 +177,15 @@ def _or_none(read: Callable[[], Any]) -> Any:
         return read()
     except RuntimeError:
         return None
+
+
+def _matmul_allow_tf32() -> bool | None:
+    """Return the older switch of torch for TF32 in matrix products; None if torch refuses to read
+    it."""
+    import torch
+
+    found: bool | None = _or_none(lambda: torch.backends.cuda.matmul.allow_tf32)
+    return found
 
 
 def _has_leaves() -> bool:

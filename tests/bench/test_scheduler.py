@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import signal
 import threading
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from make_tasks import write_task
 from records import solved, unsolved
 
-from cuagent.bench.engines import Cancelled, EngineLost, LocalEngine, Report, _why
-from cuagent.bench.order import DEFERRED, BenchSettings, Order
+from cuagent.bench import engines
+from cuagent.bench.engines import Cancelled, EngineLost, LocalEngine, Report, TimeLimit, _why
+from cuagent.bench.memory import Size
+from cuagent.bench.order import DEFERRED, WAITING_FOR_MEMORY, BenchSettings, Order
 from cuagent.bench.problems import Problem
 from cuagent.bench.results import Record, opened_for_writing, read_results
 from cuagent.bench.scheduler import (
@@ -28,6 +31,19 @@ from cuagent.bench.scheduler import (
 from cuagent.task.memory import shortage
 
 pytestmark = pytest.mark.slow
+
+
+GIB = 1 << 30
+SIZES = {
+    name: Size(call, 80 * GIB, between, inputs=call)
+    for name, call, between in (
+        ("whole", 40 * GIB, 0),
+        ("half", GIB // 2, 2 * GIB),
+        ("small", 1, 0),
+    )
+}
+"""Sizes of problems by name."""
+SHOWN = {name: asdict(size) for name, size in SIZES.items()}
 
 
 class Given:
@@ -53,7 +69,11 @@ class Given:
                 self._running -= 1
 
     def _result(self, order: Order) -> Record:
-        first = [o.problem for o in self.asked].count(order.problem) == 1
+        if order.sizes_only:
+            size = SIZES.get(order.problem)
+            return {"size": size and asdict(size)}
+        runs = [o.problem for o in self.asked if not o.sizes_only]
+        first = runs.count(order.problem) == 1
         if "dies" in order.problem:
             raise EngineLost("its process died with signal SIGSEGV")
         if "hangs" in order.problem:
@@ -120,19 +140,37 @@ def test_a_problem_out_of_memory_runs_again_with_its_gpu_to_itself(tmp_path: Pat
         run_orders(
             orders(tmp_path, "a", "large1", "b", "large2"), engine, slots, results, lambda _: None
         )
-    assert [o.problem for o in engine.asked].count("large1") == 2
+    runs = [o for o in engine.asked if not o.sizes_only]
+    assert [o.alone for o in runs if o.problem == "large1"] == [False, True]
+    assert [o.alone for o in runs if o.problem == "a"] == [False]
     found = {r["problem"]: r["status"] for r in read_results(tmp_path)}
     assert found == dict.fromkeys(("a", "b", "large1", "large2"), "kernel")
 
 
-def test_problems_that_need_the_whole_gpu_come_last(tmp_path: Path) -> None:
+def test_problems_that_need_most_memory_start_first_on_gpus_of_this_machine(
+    tmp_path: Path,
+) -> None:
     engine, slots = Given(), Slots(("0", "0"))
+    with opened_for_writing(tmp_path) as results:
+        asked = orders(tmp_path, "small", "whole", "half", "unknown")
+        run_orders(asked, engine, slots, results, lambda _: None)
+    assert {r["problem"] for r in read_results(tmp_path)} == {"small", "whole", "half", "unknown"}
+    runs = [o for o in engine.asked if not o.sizes_only]
+    assert len(engine.asked) == 2 * len(runs) == 8
+    assert [o.problem for o in runs][:2] == ["whole", "half"]
+    assert [o.problem for o in runs if o.alone] == ["whole"]
+    assert {o.problem: o.size for o in runs} == SHOWN | {"unknown": None}
+
+
+def test_problems_that_need_most_memory_come_last_on_a_cluster(tmp_path: Path) -> None:
+    engine, slots = Given(), Slots((None, None))
     names = ("whole1", "a", "whole2 and large", "b")
     with opened_for_writing(tmp_path) as results:
         run_orders(orders(tmp_path, *names), engine, slots, results, lambda _: None)
     found = [(r["problem"], r["status"]) for r in read_results(tmp_path)]
     assert sorted(found) == sorted((name, "kernel") for name in names)
     assert {name for name, _ in found[:2]} == {"a", "b"}
+    assert not any(o.sizes_only for o in engine.asked)
 
 
 @pytest.mark.parametrize(
@@ -161,12 +199,36 @@ def test_an_interrupt_keeps_what_is_done(tmp_path: Path) -> None:
 
 def test_slots_share_gpus_and_divide_processors() -> None:
     assert slots_for("cuda", 4, 2).gpus == ("0", "1", "0", "1")
-    assert slots_for("cuda", 4, 2).distinct.gpus == ("0", "1")
+    assert slots_for("cuda", 4, 2).share_gpus
+    assert not slots_for("cuda", 2, 2).share_gpus
+    assert not slots_for("cpu", 2, 1).share_gpus
     one = slots_for("cpu", None, 1)
     assert (len(one), one.cores) == (1, ())
     two = slots_for("cpu", 2, 1)
     used = [core for cores in two.cores for core in cores]
     assert len(used) == len(set(used))
+
+
+def test_time_of_a_problem_ends_but_not_while_it_waits_for_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "ENDING_AFTER_S", 0.0)
+    order = orders(tmp_path, "a")[0]
+    order = replace(order, settings=replace(order.settings, max_time_s=0.3))
+    killed = threading.Event()
+    limit = TimeLimit(order, killed.set)
+    limit.observe({"phase": WAITING_FOR_MEMORY})
+    assert not killed.wait(0.6)
+    limit.observe({"phase": "certifying"})
+    limit.observe({"phase": "opening"})
+    assert killed.wait(10)
+    assert limit.over
+
+    killed.clear()
+    ended = TimeLimit(order, killed.set)
+    ended.stop()
+    assert not killed.wait(0.6)
+    assert not ended.over
 
 
 def test_a_process_that_was_killed_states_a_remedy(tmp_path: Path) -> None:

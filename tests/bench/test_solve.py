@@ -72,6 +72,7 @@ def test_a_problem_on_a_shared_device(tmp_path: Path, monkeypatch: pytest.Monkey
     assert held["shared_s"] > 0
     assert held["timing_s"] + held["waiting_s"] < held["total_s"]
     uses = record["lock"]
+    assert record["claim_bytes"] == 0  # a CPU has no GPU memory
     assert uses["certifying"]["longest_s"] > 0
     assert uses["quick_timing"]["exclusive"] >= 1
     assert uses["record_timing"]["exclusive_s"] > 0
@@ -79,6 +80,26 @@ def test_a_problem_on_a_shared_device(tmp_path: Path, monkeypatch: pytest.Monkey
     assert alone == pytest.approx(held["timing_s"], abs=1.0)  # usually within 0.01 s
     assert record["certification"]["family"] == "elementwise"
     assert record["key"] == order.key
+
+
+def test_time_limit_includes_opening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The free options are timed although no time is left for an attempt."""
+    path = write_task(tmp_path / "task.py", "return torch.tanh(x * 2 + 1)", "torch.randn(256, 64)")
+    settings = BenchSettings(max_time_s=0.0)
+    (order,) = orders_for([Problem("L1/1", path, "level 1")], settings, "a device", tmp_path)
+    budgets: list[float | None] = []
+    begin = solving.start_run
+
+    def beginning(*arguments: Any, **named: Any) -> Any:
+        budgets.append(named["budget"].seconds)
+        return begin(*arguments, **named)
+
+    monkeypatch.setattr(solving, "start_run", beginning)
+    record = solve(order, DeviceLock(), lambda _: None)
+    assert budgets == [0.0]
+    assert record["stop"] == "time limit"
+    assert record["attempts"] == 0
+    assert "eager" in record["times"]
 
 
 def test_a_missing_file_is_a_failure_with_its_reason(tmp_path: Path) -> None:

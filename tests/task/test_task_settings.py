@@ -93,6 +93,31 @@ print(json.dumps(seen))
     assert before == between == after
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        'torch.set_float32_matmul_precision("medium"); b.cuda.matmul.allow_tf32 = True',
+        'torch.set_float32_matmul_precision("medium"); b.cuda.matmul.allow_tf32 = False',
+        'torch.set_float32_matmul_precision("high"); b.cuda.matmul.allow_tf32 = False',
+        'b.cuda.matmul.allow_tf32 = False; b.fp32_precision = "tf32"',
+    ],
+)
+def test_switch_that_was_readable_stays_readable(statement: str, output) -> None:
+    """torch refuses to read the precision of products here, but not the older switch for them."""
+    program = f"""
+if not {NEW}:
+    print(json.dumps([0])); sys.exit()
+{statement}
+seen = [b.cuda.matmul.allow_tf32]
+for wanted in TorchSettings().with_ieee(), TorchSettings().with_tf32(), TorchSettings():
+    with flags_set(wanted.flags):
+        pass
+    seen.append(b.cuda.matmul.allow_tf32)
+print(json.dumps(seen))
+"""
+    assert len(set(output(program))) == 1
+
+
 OLD_TORCH = "del torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter"
 """Leaves the interface of torch before 2.9."""
 
