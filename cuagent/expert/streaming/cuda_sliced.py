@@ -37,6 +37,11 @@ TOGETHER = 8
 A layer norm over 4 M elements would otherwise read its weight and bias, from the L2 cache, as often
 as there are rows: twice the bytes of the rows.
 """
+MOST_SLICES = 1 << 14
+"""Number of slices of one of few rows up to which one block joins their results.
+
+A row with more is reduced by `split rows`, and another kernel computes its elements.
+"""
 JOIN_THREADS = 256
 """Number of threads of a block that joins the results of a row's slices."""
 
@@ -56,6 +61,8 @@ class SlicedRowSchedule(CudaText):
         group = self.nest.group
         least = min(LONG_ROW, LEAST_COLUMNS) if group.rows < FEW_ROWS else LEAST_COLUMNS
         long = group.columns >= least and not self.places
+        most = MOST_SLICES * SLICE_THREADS * ELEMENTS
+        long &= group.rows >= FEW_ROWS or group.columns <= most
         if not long or plan.levels not in (1, 2) or not plan.stages[-1].stores:
             return
         joins = slice_joins(plan) if plan.levels == 2 else {}
