@@ -42,8 +42,10 @@ MOST_SLICES = 1 << 14
 
 A row with more is reduced by `split rows`, and another kernel computes its elements.
 """
-JOIN_THREADS = 256
-"""Number of threads of a block that joins the results of a row's slices."""
+JOIN_THREADS = (256, 1024)
+"""Numbers of threads of a block that joins the results of a row's slices: up to 8 for each thread,
+and of more.
+"""
 
 
 class SlicedRowSchedule(CudaText):
@@ -82,16 +84,17 @@ class SlicedRowSchedule(CudaText):
         self.workspace = group.rows * (slices + 1) * len(reduces)
         constants = {"ROWS": group.rows, "COLUMNS": group.columns}
         constants |= {"SLICE": length, "SLICES": slices}
+        joining = JOIN_THREADS[slices > 8 * JOIN_THREADS[0]]
         self._slice_kernel(constants)
         self.w()
-        self._slice_join_kernel(constants)
+        self._slice_join_kernel(constants, joining)
         self.w()
         last = self._element_kernel(constants)
         grid = str(group.rows * slices)
         self._launcher(
             [
                 self._launch(grid, str(threads), "_slices", workspace=True),
-                self._launch(str(group.rows), str(JOIN_THREADS), "_join", workspace=True),
+                self._launch(str(group.rows), str(joining), "_join", workspace=True),
                 last,
             ],
             workspace=True,
@@ -141,11 +144,11 @@ class SlicedRowSchedule(CudaText):
     def _means(self) -> dict[str, str]:
         return {join.value: join.first for join in self.joins.values() if join.kind == CENTRED}
 
-    def _slice_join_kernel(self, constants: dict[str, int]) -> None:
+    def _slice_join_kernel(self, constants: dict[str, int], threads: int) -> None:
         """Write the kernel that joins the results of each row's slices, and stores row outputs."""
         w = self.w
-        self._open_kernel("_join", "float* workspace", JOIN_THREADS)
-        self._constexpr(**constants, THREADS=JOIN_THREADS, VECTOR=1)
+        self._open_kernel("_join", "float* workspace", threads)
+        self._constexpr(**constants, THREADS=threads, VECTOR=1)
         w(f"const {self.integer} row = blockIdx.x;")
         self._decode("row", self.row_dims)
         for stage in self.plan.stages[:-1]:
