@@ -206,11 +206,13 @@ def run_orders(
 def _size(order: Order, engine: Engine, gpu: str | None, queue: Queue) -> None:
     """Find the share of a GPU's memory that a problem needs, and add the order to the queue."""
     size = None
-    with suppress(Cancelled, EngineLost):
-        found = engine.run(replace(order, gpu=gpu, sizes_only=True), lambda _: None).get("size")
-        size = None if found is None else Size(**found)
-    share = UNKNOWN_PART if size is None else size.share
-    queue.add(replace(order, size=None if size is None else asdict(size)), share)
+    try:
+        with suppress(Cancelled, EngineLost):
+            found = engine.run(replace(order, gpu=gpu, sizes_only=True), lambda _: None)["size"]
+            size = None if found is None else Size(**found)
+    finally:  # slots wait until the order is in the queue
+        share = UNKNOWN_PART if size is None else size.share
+        queue.add(replace(order, size=None if size is None else asdict(size)), share)
 
 
 def _work(

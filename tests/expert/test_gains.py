@@ -8,6 +8,7 @@ import pytest
 
 from cuagent.expert.candidate import Options, make_candidate
 from cuagent.expert.capture.subject import Target, open_subject
+from cuagent.expert.streaming import cuda_sliced
 from cuagent.task import load_task
 
 HOPPER = Target("cuda", (9, 0), 132)
@@ -44,10 +45,12 @@ def test_operation_on_one_layout_stays_with_torch(tmp_path, body):
     assert kernels_of(tmp_path, body) == 0
 
 
-def test_division_by_the_norm_of_the_whole_tensor_is_a_kernel(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("most", "count"), [(1 << 14, 1), (100, 2)])
+def test_division_by_the_norm_of_the_whole_tensor_is_a_kernel(tmp_path, monkeypatch, most, count):
+    monkeypatch.setattr(cuda_sliced, "MOST_SLICES", most)
     large = TEXT.replace("4, 6, 8, 8", "8, 6, 256, 256")
     monkeypatch.setitem(globals(), "TEXT", large)
-    assert kernels_of(tmp_path, "x / torch.norm(x)") == 2
+    assert kernels_of(tmp_path, "x / torch.norm(x)") == count
 
 
 def test_smaller_operand_is_no_reason_for_a_kernel_on_a_cpu(tmp_path):

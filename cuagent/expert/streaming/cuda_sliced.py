@@ -37,8 +37,15 @@ TOGETHER = 8
 A layer norm over 4 M elements would otherwise read its weight and bias, from the L2 cache, as often
 as there are rows: twice the bytes of the rows.
 """
-JOIN_THREADS = 256
-"""Number of threads of a block that joins the results of a row's slices."""
+MOST_SLICES = 1 << 14
+"""Number of slices of one of few rows up to which one block joins their results.
+
+A row with more is reduced by `split rows`, and another kernel computes its elements.
+"""
+JOIN_THREADS = (256, 1024)
+"""Numbers of threads of a block that joins the results of a row's slices: up to 8 for each thread,
+and of more.
+"""
 
 
 class SlicedRowSchedule(CudaText):
@@ -56,6 +63,8 @@ class SlicedRowSchedule(CudaText):
         group = self.nest.group
         least = min(LONG_ROW, LEAST_COLUMNS) if group.rows < FEW_ROWS else LEAST_COLUMNS
         long = group.columns >= least and not self.places
+        most = MOST_SLICES * SLICE_THREADS * ELEMENTS
+        long &= group.rows >= FEW_ROWS or group.columns <= most
         if not long or plan.levels not in (1, 2) or not plan.stages[-1].stores:
             return
         joins = slice_joins(plan) if plan.levels == 2 else {}
@@ -75,16 +84,17 @@ class SlicedRowSchedule(CudaText):
         self.workspace = group.rows * (slices + 1) * len(reduces)
         constants = {"ROWS": group.rows, "COLUMNS": group.columns}
         constants |= {"SLICE": length, "SLICES": slices}
+        joining = JOIN_THREADS[slices > 8 * JOIN_THREADS[0]]
         self._slice_kernel(constants)
         self.w()
-        self._slice_join_kernel(constants)
+        self._slice_join_kernel(constants, joining)
         self.w()
         last = self._element_kernel(constants)
         grid = str(group.rows * slices)
         self._launcher(
             [
                 self._launch(grid, str(threads), "_slices", workspace=True),
-                self._launch(str(group.rows), str(JOIN_THREADS), "_join", workspace=True),
+                self._launch(str(group.rows), str(joining), "_join", workspace=True),
                 last,
             ],
             workspace=True,
@@ -134,11 +144,11 @@ class SlicedRowSchedule(CudaText):
     def _means(self) -> dict[str, str]:
         return {join.value: join.first for join in self.joins.values() if join.kind == CENTRED}
 
-    def _slice_join_kernel(self, constants: dict[str, int]) -> None:
+    def _slice_join_kernel(self, constants: dict[str, int], threads: int) -> None:
         """Write the kernel that joins the results of each row's slices, and stores row outputs."""
         w = self.w
-        self._open_kernel("_join", "float* workspace", JOIN_THREADS)
-        self._constexpr(**constants, THREADS=JOIN_THREADS, VECTOR=1)
+        self._open_kernel("_join", "float* workspace", threads)
+        self._constexpr(**constants, THREADS=threads, VECTOR=1)
         w(f"const {self.integer} row = blockIdx.x;")
         self._decode("row", self.row_dims)
         for stage in self.plan.stages[:-1]:
