@@ -64,18 +64,20 @@ def main() -> None:
             continue
         level, number = record["problem"].removeprefix("L").split("/")
         (path,) = given.root.rglob(f"level{level}/{number}_*.py")
-        rows.append({"problem": record["problem"], "benchmark": measured} | _scripted(path))
+        rows.append({"problem": record["problem"], "benchmark": measured} | scripted(path))
         print(json.dumps(rows[-1]), flush=True)
     print(_summary(rows))
     if given.out:
         given.out.write_text(json.dumps({"command": " ".join(sys.argv), "rows": rows}, indent=1))
 
 
-def _scripted(path: Path) -> dict[str, Any]:
+def scripted(path: Path, environment: dict[str, str] | None = None) -> dict[str, Any]:
     """Return the plain script's seconds of a problem by arm, or an `error`."""
     command = [sys.executable, "-c", SCRIPT, str(path)]
     try:
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=PROBLEM_S)
+        ran = subprocess.run(
+            command, capture_output=True, text=True, timeout=PROBLEM_S, env=environment
+        )
     except subprocess.TimeoutExpired:
         return {"error": f"not done in {PROBLEM_S} s"}
     if ran.returncode:
