@@ -1,4 +1,4 @@
-"""Run `cuagent optimize` on many tasks as a user does, one on each GPU, and record how long it takes.
+"""Run `cuagent optimize` on many tasks as a user does, one on each GPU, and record the time.
 
     python benchmarks/user_runs.py TASK.py ... [--gpus N] [--limit S] [--seconds S] [--json FILE]
 

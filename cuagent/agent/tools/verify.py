@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +20,10 @@ def verify(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
     accepted = any(t.attempt.digest == attempt.digest and t.accepted for t in run.tried)
     ahead = bool(arguments.get("only_if_faster")) and not accepted
     than = run.best.judgement.timing if ahead and run.best else None
-    tried = run.register(attempt, judged(run, attempt, Effort.QUICK, than))
+    begun = time.monotonic()
+    judgement = judged(run, attempt, Effort.QUICK, than)
+    seconds = round(time.monotonic() - begun, 1)
+    tried = run.register(attempt, judgement)
     best = run.best
     lines = list(judgement_lines(tried, best=best is not None and best.n == tried.n))
     if tried.accepted:
@@ -28,7 +32,8 @@ def verify(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
         lines.append(f"(the same text as before; it remains attempt {tried.n})")
     if tried.accepted and best and best.n != tried.n:
         lines.append(f"the best is still attempt {best.n}")
-    return ToolResult("\n".join(lines), figures(tried), is_error=not tried.accepted)
+    data = figures(tried) | {"judged_s": seconds}
+    return ToolResult("\n".join(lines), data, is_error=not tried.accepted)
 
 
 TOOL = Tool(

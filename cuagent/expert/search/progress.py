@@ -122,6 +122,7 @@ def _record_outcome(progress: Progress, tool: str, proposal: Proposal, result: M
                 data.get("attempt"),
                 _ratios(data.get("ratios")),
                 seconds=_seconds(data.get("times")),
+                judged_s=float(data.get("judged_s", 0.0)),
             )
         case _:
             return _record_failure(progress, result)
