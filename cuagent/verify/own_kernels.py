@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 from cuagent.attempt import Attempt
 from cuagent.build import Build
@@ -10,6 +11,8 @@ from cuagent.build import Build
 _BOUNDS = re.compile(r"__launch_bounds__\s*\([^()]*\)")
 _NAME = re.compile(r"(\w+)\s*\(")
 _TRITON = re.compile(r"@triton\.jit\b[^\n]*\n(?:@[^\n]*\n)*def (\w+)")
+_EXPOSING_SHARED_MEMORY = ("inline_asm", "gluon")
+"""Words in an attempt's text with which a Triton kernel may access shared memory itself."""
 _ALLOCATION = re.compile(
     r"\b(?:cuda|cu)(?:Mem)?(?:Malloc|Alloc)|runtime\.malloc|allocator_alloc|raw_alloc"
 )
@@ -17,17 +20,33 @@ _HEAD = 240
 """Number of characters after `__global__` in which a kernel's name is searched."""
 
 
-def own_kernels(attempt: Attempt) -> frozenset[str]:
+def own_kernels(attempt: Attempt, *, triton: bool = True) -> frozenset[str]:
     """Return the names of the kernels in the attempt's text: CUDA kernels, also those in strings,
-    and Triton kernels."""
+    and with `triton` Triton kernels."""
     names: set[str] = set()
     for _, text in attempt.files:
-        names.update(match[1] for match in _TRITON.finditer(text))
+        if triton:
+            names.update(match[1] for match in _TRITON.finditer(text))
         for match in re.finditer("__global__", text):
             head = _BOUNDS.sub(" ", text[match.end() : match.end() + _HEAD])
             if found := _NAME.search(head):
                 names.add(found[1])
     return frozenset(names)
+
+
+def kernels_with_barriers(attempt: Attempt, kernels: Collection[str]) -> frozenset[str]:
+    """Return those of an attempt's `kernels` that may race in shared memory.
+
+    Triton's language has no shared memory: its compiler places all accesses to it and the barriers
+    between them. So its kernels are left out, unless the attempt writes assembly or uses the
+    dialect that exposes shared memory.
+    """
+    texts = [text for _, text in attempt.files]
+    if any(word in text for text in texts for word in _EXPOSING_SHARED_MEMORY):
+        return frozenset(kernels)
+    by_triton = {match[1] for text in texts for match in _TRITON.finditer(text)}
+    by_cuda = own_kernels(attempt, triton=False)
+    return frozenset(kernels) - (by_triton - by_cuda)
 
 
 def allocates(attempt: Attempt) -> bool:

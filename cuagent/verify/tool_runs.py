@@ -66,6 +66,12 @@ class Run:
     ends: float
     """Time of the monotonic clock at which the tools must end."""
     lock: DeviceLock = UNSHARED
+    raced: Collection[str] | None = None
+    """Those of `kernels` that racecheck instruments; None means all."""
+
+    def kernels_of(self, tool: str) -> Collection[str]:
+        """Return the names of the kernels that a tool instruments."""
+        return self.kernels if tool != RACECHECK or self.raced is None else self.raced
 
 
 @dataclass(frozen=True)
@@ -251,9 +257,9 @@ class ToolRuns:
             )
             seconds = max(given.ends - time.monotonic(), 0.0)
             status, text = run(command, own, seconds, given.lock, stop)
-            return read(tool, status, text, given.kernels)
+            return read(tool, status, text, given.kernels_of(tool))
 
-        report = executed(given.kernels)
+        report = executed(given.kernels_of(tool))
         reached, launched, call_s = _reached(own)
         if tool == INITCHECK and report.outcome is Outcome.FAULTY:
             confirmed = executed(())

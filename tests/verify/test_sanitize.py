@@ -37,7 +37,7 @@ from cuagent.verify.compute_sanitizer import (
     sandboxed,
 )
 from cuagent.verify.oracle.client import Oracle
-from cuagent.verify.own_kernels import allocates, own_kernels
+from cuagent.verify.own_kernels import allocates, kernels_with_barriers, own_kernels
 from cuagent.verify.race_limit import CLEAN_LATE_S, why_hopeless
 from cuagent.verify.sanitize import SHARED, TOOLS, Check, check, write_debug_folder
 
@@ -657,3 +657,28 @@ def test_few_rows_divide_all_rows(rows: int, row_bytes: int, few: int | None) ->
     given = torch.empty(rows, row_bytes, dtype=torch.uint8, device="meta")
     assert tool_runs.few_rows([given], rows) == few
     assert tool_runs.few_rows([given], None) is None
+
+
+TRITON = "@triton.jit\ndef conv_kernel(x): pass\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "racing"),
+    [
+        ("", set()),
+        ('SOURCE = "__global__ void add_kernel(float* x) {}"', {"add_kernel"}),
+        ('SOURCE = "__global__ void conv_kernel(float* x) {}"', {"conv_kernel"}),
+        ('y = tl.inline_asm_elementwise("ld.shared.b32 $0, [$1];")', {"conv_kernel"}),
+        ("from triton.experimental import gluon", {"conv_kernel"}),
+    ],
+)
+def test_race_check_leaves_out_kernels_whose_barriers_triton_places(
+    more: str, racing: set[str]
+) -> None:
+    attempt = Attempt((("model_new.py", TRITON + more),))
+    assert kernels_with_barriers(attempt, own_kernels(attempt)) == racing
+
+
+def test_coverage_names_the_kernels_that_the_race_check_left_out() -> None:
+    check = Check((ENDED,), ("add_kernel", "conv_kernel"), triton=1)
+    assert "racecheck without 1 of Triton" in check.coverage
