@@ -169,7 +169,10 @@ def test_problems_that_need_most_memory_come_last_on_a_cluster(tmp_path: Path) -
         run_orders(orders(tmp_path, *names), engine, slots, results, lambda _: None)
     found = [(r["problem"], r["status"]) for r in read_results(tmp_path)]
     assert sorted(found) == sorted((name, "kernel") for name in names)
-    assert {name for name, _ in found[:2]} == {"a", "b"}
+    asked = [order.problem for order in engine.asked]
+    again = next(n for n, name in enumerate(asked) if name in asked[:n])
+    # The other slot may have taken its problem, but not asked for it yet.
+    assert again >= len(names) - 1
     assert not any(o.sizes_only for o in engine.asked)
 
 
