@@ -21,6 +21,23 @@ __device__ __forceinline__ void load_vector(const T* from, Value (&to)[N]) {
   for (int k = 0; k < N; ++k) assign(to[k], elements.at[k]);
 }
 
+// Convert kept pairs of elements of type T to values. The compiler would keep the values of an
+// earlier pass, which need twice as many registers, if it knew that the pairs are the same.
+template <class T, class Value, int PAIRS, int N>
+__device__ __forceinline__ void unpack(uint32_t (&pairs)[PAIRS], Value (&to)[N]) {
+  static_assert(sizeof(T) == 2 && 2 * PAIRS == N, "two elements for each register");
+#pragma unroll
+  for (int k = 0; k < PAIRS; ++k) {
+#ifdef __CUDA_ARCH__
+    asm volatile("" : "+r"(pairs[k]));
+#endif
+    Elements<T, 2> pair;
+    memcpy(&pair, &pairs[k], 4);
+    assign(to[2 * k], pair.at[0]);
+    assign(to[2 * k + 1], pair.at[1]);
+  }
+}
+
 // Store N values as adjacent elements of shared memory.
 template <class T, class Value, int N>
 __device__ __forceinline__ void store_shared(T* to, const Value (&from)[N]) {
