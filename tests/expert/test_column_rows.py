@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+from importlib.resources import files
+from pathlib import Path
 
 import pytest
 import test_emulated_cuda as emulated_cuda  # type: ignore[import-not-found]
@@ -77,6 +81,23 @@ def test_an_element_that_two_passes_read_is_loaded_once(generate):
     text = generated(generate(reductions.text_of(NORM, "2, 64, 256, 256"), HOPPER))
     assert text.count("load_vector(") == 1
     assert text.count("store_vector(") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_compiled_stores_are_vectors(generate, tmp_path, dtype):
+    """Divisions in a conditional block do not make the compiler store each element alone."""
+    folder = files("cuagent.expert.streaming")
+    candidate = generate(reductions.text_of(NORM, "2, 64, 256, 256", dtype), HOPPER)
+    (source,) = (tmp_path / Path(f).name for f in candidate.files if f.endswith(".cu"))
+    source.write_text(generated(candidate))
+    for name in ("pointwise_cuda.h", "half_cuda.h"):
+        (tmp_path / name).write_text((folder / name).read_text("utf-8"))
+    options = ["-ptx", "-O3", "-std=c++17", "-arch=sm_90", "-o", str(tmp_path / "code.ptx")]
+    subprocess.run(["nvcc", *options, str(source)], check=True, timeout=300)
+    stores = re.findall(r"st\.global[.\w]*", (tmp_path / "code.ptx").read_text())
+    assert set(stores) == {"st.global.v4.b32"}
 
 
 def test_vectors_are_an_option(generate):

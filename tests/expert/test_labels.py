@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from agreement import assert_agrees  # type: ignore[import-not-found]
 
@@ -38,6 +40,17 @@ BODIES = {
     "a gather along rows": ("x.gather(0, y.view(4, 10)).exp() + 1", "12, 10", ""),
     "log-probability of a token": (
         "(x / 0.7).log_softmax(-1).gather(-1, y[..., None]).squeeze(-1)", "4, 10, 12", "4, 10",
+    ),
+    "the next token": (
+        "F.cross_entropy(x[:, :-1].float().reshape(-1, 12), y[:, 1:].reshape(-1))",
+        "4, 10, 12", "4, 10",
+    ),
+    "the next token of one sequence": (
+        "F.cross_entropy((x[:, :-1] * 2).view(-1, 12), y[:, 1:].view(-1), ignore_index=3)",
+        "1, 10, 12", "1, 10",
+    ),
+    "a gather along a reshaped dimension": (
+        "(x * 2).view(4, 12, 10).gather(1, y.view(4, 1, 10)) + 1", "4, 10, 12", "4, 10",
     ),
     "a policy's ratio": (
         "((x.log_softmax(-1).gather(-1, y[:, None]) - x[:, :1]).exp() * x).sum()", "40, 12", "",
@@ -96,7 +109,9 @@ def test_candidate_agrees_with_reference(make, name):
     assert not [word for word in left if f"aten.{word}." in forward]
 
 
-@pytest.mark.parametrize("name", ["label smoothing", "a gather", "log-probability of a token"])
+@pytest.mark.parametrize(
+    "name", ["label smoothing", "a gather", "log-probability of a token", "the next token"]
+)
 def test_candidate_agrees_with_reference_in_half_precision(make, name):
     assert_agrees(make(text_of(name, "bfloat16"), "Model"))
 
@@ -106,6 +121,15 @@ def test_log_probability_of_a_token_stores_no_other_probability(make):
     candidate = make(text_of("log-probability of a token"), "Model").candidate
     assert len(candidate.kernels) == 1
     assert "float32[4, 10, 12]" not in candidate.files["model_new.py"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["the next token", "the next token of one sequence"])
+def test_loss_of_reshaped_logits_stores_no_logits(make, name, dtype):
+    """The kernels read a slice, a cast and a reshape of the logits, and store numbers of rows."""
+    forward = make(text_of(name, dtype), "Model").candidate.files["model_new.py"]
+    stored = set(re.findall(r"\w+\[[\d, ]+\]", forward.split("kernels = ")[-1]))
+    assert not [shape for shape in stored if "36, 12" in shape or "9, 12" in shape]
 
 
 def test_label_out_of_range_gives_nan(make):

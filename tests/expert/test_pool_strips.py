@@ -69,7 +69,7 @@ def test_shared_results_are_aligned_for_vectors(monkeypatch, generate):
     monkeypatch.setattr(cuda_strips, "MOST_WASTE", 99)
     text = kernels_of(generate(text_of("vectors", "max"), HOPPER))
     assert "alignas(16) __shared__ float results[" in text
-    assert "store_vector(results" in text
+    assert "store_shared(results" in text
 
 
 @pytest.mark.parametrize("place", [0, 8, 87])

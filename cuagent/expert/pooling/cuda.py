@@ -196,7 +196,7 @@ class _Pool(PoolText):
         w(f"const int part = {form.before} + r * {side.stride} + tap * {side.dilation};")
         w(self.joined("joined[r]", "given[part / VECTOR][part % VECTOR]"))
         w.close(2)
-        w("store_vector(results + threadIdx.x * RESULTS, joined);")
+        w("store_shared(results + threadIdx.x * RESULTS, joined);")
         w("__syncthreads();")
         w.pragma("unroll")
         w.open("for (int r = 0; r < RESULTS; ++r)")

@@ -3,6 +3,7 @@ tensor."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -312,10 +313,12 @@ def _taken_before(
     """Add `x` at the indices `places`, computed from selected elements of its operands; None if
     that is not possible.
 
-    It is possible for a short chain of elementwise operations on stored values. `known`: nodes
-    whose selected elements were added before.
+    It is possible for a short chain of elementwise operations on stored values, and for reshapes
+    of such chains. `known`: nodes whose selected elements were added before.
     """
     node = low.by_name[x]
+    if node.kind is Kind.VIEW:
+        return _taken_before_reshape(low, x, places, dim, known)
     if node.kind is not Kind.POINTWISE or node.dtype not in FLOATS or len(known) > MAX_DEPTH:
         return None
     rank = len(node.shape)
@@ -337,6 +340,24 @@ def _taken_before(
             known[arg] = before or _taken(low, arg, places, dim)
         args.append(known[arg])
     return low.pointwise(node.op, *args, hint=f"{x}_taken", dtype=node.dtype)
+
+
+def _taken_before_reshape(
+    low: Lowering, x: str, places: str, dim: int, known: dict[str, str]
+) -> str | None:
+    """Do what `_taken_before` does for a reshape that keeps dimension `dim`: select before it."""
+    node = low.by_name[x]
+    (base,) = node.inputs
+    shape, extent = low.shape(base), node.shape[dim]
+    outer = math.prod(node.shape[:dim])
+    before = [k for k, n in enumerate(shape) if n == extent and math.prod(shape[:k]) == outer]
+    if len(before) != 1 or extent == 1 or len(known) > MAX_DEPTH:
+        return None
+    (axis,) = before
+    given = low.shape(places)
+    moved = viewed(low, places, (*shape[:axis], given[dim], *shape[axis + 1 :]))
+    found = moved and _taken_before(low, base, moved, axis, {})
+    return low.view(found, given, "taken") if found else None
 
 
 def _is_stored(low: Lowering, name: str) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from cuagent.expert.streaming.cuda_rows import MAX_CACHED, RowSchedule
+from cuagent.expert.streaming.cuda_rows import MAX_CACHED, SMALL_BLOCK, RowSchedule
 from cuagent.expert.streaming.cuda_text import JOIN
 from cuagent.expert.streaming.expressions import computed_type, identifier
 from cuagent.expert.streaming.stages import Stage
@@ -24,8 +24,6 @@ WIDE, WIDE_LANES = 128, 4
 
 A warp reads 32 of them, which are 128 bytes in float32, from five sectors of 32 bytes.
 """
-SMALL_BLOCK = 512
-"""Largest number of threads of a block whose threads keep 2 * MAX_CACHED elements."""
 
 
 @dataclass(frozen=True)

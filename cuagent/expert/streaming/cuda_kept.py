@@ -386,7 +386,7 @@ class KeptRowSchedule(CudaText):
     def _to_kept(self, value: KeptValue, word: str) -> None:
         place = f"kept_{value.place} + {self.slot}"
         if self.vector > 1:
-            self.w(f"store_vector({place}, {word});")
+            self.w(f"store_shared({place}, {word});")
         else:
             self.w(f"assign(*({place}), {word});")
 

@@ -58,6 +58,8 @@ class CudaText(KernelText):
         """(first pass that loads it, register array) of each input element that stays in
         registers.
         """
+        self.packed: set[str] = set()
+        """Register arrays with the elements as they are in memory; the others have floats."""
 
     def _parameters(self) -> list[str]:
         group = self.nest.group
@@ -182,6 +184,9 @@ class CudaText(KernelText):
             cached = self.cached.get(key)
             if cached and stage.level > cached[0]:
                 self.defined[key] = f"{cached[1]}[item][v]"
+                if cached[1] in self.packed:
+                    self._unpack(access, cached[1], word)
+                    self.defined[key] = f"{word}[v]"
                 continue
             if self.vector > 1 and access.is_index and access.strides[inner]:
                 value = f"{self._index(access)} + v * {access.strides[inner]}"
@@ -197,6 +202,12 @@ class CudaText(KernelText):
                 self.defined[key] = f"{word}[v]"
             elif self.vector > 1 and access.strides[inner] == 1:
                 pointer = f"{self._pointer(access.tensor)} + {self._index(access)}"
+                if cached and cached[1] in self.packed:
+                    pairs = f"reinterpret_cast<const uint32_t*>({pointer})"
+                    w(f"load_vector({pairs}, {cached[1]}[item]);")
+                    self._unpack(access, cached[1], word)
+                    self.defined[key] = f"{word}[v]"
+                    continue
                 condition = self._condition(access)
                 zero, test = (" = {}", f"if {condition} ") if condition else ("", "")
                 row = self._row(access) if access.row else ""
@@ -216,6 +227,11 @@ class CudaText(KernelText):
                 self.defined[key] = word
                 if cached:
                     w(f"{cached[1]}[item][0] = {word};")
+
+    def _unpack(self, access: Access, pairs: str, word: str) -> None:
+        """Write the conversion of the kept pairs of elements of an access to the array `word`."""
+        self.w(f"float {word}[VECTOR];")
+        self.w(f"unpack<{TYPES[access.dtype]}>({pairs}[item], {word});")
 
     def _is_loose(self, access: Access) -> bool:
         """Return True if elements that a thread computes together are not one aligned vector."""

@@ -2,6 +2,7 @@
 #pragma once
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #define POINTWISE static __device__ __forceinline__
 
@@ -20,13 +21,59 @@ __device__ __forceinline__ void load_vector(const T* from, Value (&to)[N]) {
   for (int k = 0; k < N; ++k) assign(to[k], elements.at[k]);
 }
 
-// Store N values as adjacent elements.
+// Convert kept pairs of elements of type T to values. The compiler would keep the values of an
+// earlier pass, which need twice as many registers, if it knew that the pairs are the same.
+template <class T, class Value, int PAIRS, int N>
+__device__ __forceinline__ void unpack(uint32_t (&pairs)[PAIRS], Value (&to)[N]) {
+  static_assert(sizeof(T) == 2 && 2 * PAIRS == N, "two elements for each register");
+#pragma unroll
+  for (int k = 0; k < PAIRS; ++k) {
+#ifdef __CUDA_ARCH__
+    asm volatile("" : "+r"(pairs[k]));
+#endif
+    Elements<T, 2> pair;
+    memcpy(&pair, &pairs[k], 4);
+    assign(to[2 * k], pair.at[0]);
+    assign(to[2 * k + 1], pair.at[1]);
+  }
+}
+
+// Store N values as adjacent elements of shared memory.
+template <class T, class Value, int N>
+__device__ __forceinline__ void store_shared(T* to, const Value (&from)[N]) {
+  Elements<T, N> elements;
+#pragma unroll
+  for (int k = 0; k < N; ++k) assign(elements.at[k], from[k]);
+  *reinterpret_cast<Elements<T, N>*>(to) = elements;
+}
+
+// Store N values as adjacent elements of global memory, up to 16 bytes at a time. The compiler
+// stores the elements of a structure one by one if a conditional block computes them.
 template <class T, class Value, int N>
 __device__ __forceinline__ void store_vector(T* to, const Value (&from)[N]) {
   Elements<T, N> elements;
 #pragma unroll
   for (int k = 0; k < N; ++k) assign(elements.at[k], from[k]);
-  *reinterpret_cast<Elements<T, N>*>(to) = elements;
+#ifdef __CUDA_ARCH__
+  constexpr int BYTES = alignof(Elements<T, N>), WORDS = sizeof(elements) / 4;
+  if constexpr (BYTES >= 4) {
+    uint32_t w[WORDS];
+    memcpy(w, &elements, sizeof(elements));
+    const size_t begin = __cvta_generic_to_global(to);
+#pragma unroll
+    for (int k = 0; k < WORDS; k += BYTES / 4) {
+      if constexpr (BYTES == 16)
+        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(begin + 4 * k), "r"(w[k]),
+                     "r"(w[k + 1]), "r"(w[k + 2]), "r"(w[k + 3]) : "memory");
+      else if constexpr (BYTES == 8)
+        asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(begin + 4 * k), "r"(w[k]),
+                     "r"(w[k + 1]) : "memory");
+      else
+        asm volatile("st.global.b32 [%0], %1;" ::"l"(begin + 4 * k), "r"(w[k]) : "memory");
+    }
+  } else
+#endif
+    *reinterpret_cast<Elements<T, N>*>(to) = elements;
 }
 
 // NaN in either argument gives NaN, as in torch.
