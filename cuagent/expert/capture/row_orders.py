@@ -143,8 +143,8 @@ class _Orders:
         if len(set(read)) != len(places):
             return False  # in a list or a keyword argument
         before, single = _strides(node), hasattr(node.meta.get("val"), "stride")
-        for place in places:
-            self._read(node, place, as_is=False)
+        if not all(self._read(node, place, as_is=False) for place in places):
+            return False
         if places:
             self._trace(node)
         return not places or (single and before == _strides(node))
@@ -168,18 +168,17 @@ class _Orders:
         copied = any(_was_copied(a) or self._is_fresh(a) for a in operands)
         return inner and copied and size % ALIGNED == 0
 
-    def _read(self, node: Any, place: int, as_is: bool) -> None:
-        """Let an operator read its argument as a view of the source; copied as before unless
-        `as_is`."""
+    def _read(self, node: Any, place: int, as_is: bool) -> bool:
+        """Let an operator read its argument as a view of the source.
+
+        Return False if the argument was contiguous, the view is not, and the operator does not read
+        any view (`as_is`): a new copy would gain nothing, and steps of a loop would read it.
+        """
         old = node.args[place]
         self.edit.graph.inserting_before(node)
         new = self._emitted(self._chain(old))
-        if not as_is and old.meta["val"].is_contiguous() and not new.meta["val"].is_contiguous():
-            import torch
-
-            layout = {"memory_format": torch.contiguous_format}
-            new = self.edit.call(torch.ops.aten.clone.default, (new,), layout)
         node.update_arg(place, new)
+        return as_is or new.meta["val"].is_contiguous() or not old.meta["val"].is_contiguous()
 
     def _trace(self, node: Any) -> None:
         """Trace an operator again, with its new arguments."""
