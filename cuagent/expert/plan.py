@@ -17,6 +17,7 @@ from cuagent.expert.calls import group_call, rebased_call, triton_call
 from cuagent.expert.capture.complex_pairs import with_pairs
 from cuagent.expert.capture.constants import constant_values
 from cuagent.expert.capture.export import Captured
+from cuagent.expert.capture.row_orders import with_row_orders
 from cuagent.expert.capture.subject import Subject
 from cuagent.expert.chains import with_chains
 from cuagent.expert.convolutions import library as library_convolutions
@@ -156,6 +157,8 @@ def _with_library_calls(
         own = own if options.products else Own.NEVER
         captured, names = with_attention(captured, subject.target, own)
         found |= {"one fused call for each attention": names} if names else {}
+    if subject.device == "cuda":
+        captured = with_row_orders(captured)
     if options.recurrences:
         captured, names = with_recurrences(captured, subject.device)
         found |= {"all steps of a recurrence in one call": names} if names else {}

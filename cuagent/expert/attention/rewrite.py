@@ -30,6 +30,7 @@ from cuagent.expert.graph.lowering import argument, dtype_of, shape_of
 
 FIXED_LAYOUT = {"clone", "contiguous", "reshape", "linear", "matmul", "mm"}
 """Operators whose result has a fixed memory layout, whatever the layout of their argument."""
+VIEWS = {"view", "_unsafe_view"}
 
 
 def attention(
@@ -269,11 +270,19 @@ def _transposes(edit: Edit, node: Any, rank: int) -> list[Any]:
 
 def _layout_is_free(edit: Edit, node: Any) -> bool:
     """Return True if the memory layout of a node's tensor has no effect on the layout of forward's
-    results."""
-    names = {called(reader) for reader in node.users}
+    results.
+
+    A view of a contiguous tensor is contiguous; another view's layout may follow from the node's.
+    """
+    readers = [r for r in node.users if called(r) not in VIEWS or not _is_contiguous(r)]
+    names = {called(reader) for reader in readers}
     formats = [r.kwargs.get("memory_format") for r in node.users if called(r) == "clone"]
     copied_to = all(str(word) == "torch.contiguous_format" for word in formats)
     return node not in edit.outputs and names <= FIXED_LAYOUT and copied_to
+
+
+def _is_contiguous(node: Any) -> bool:
+    return bool(node.meta["val"].is_contiguous())
 
 
 def _unscaled(edit: Edit, scores: Scores) -> Scores:

@@ -20,6 +20,7 @@ from typing import Any
 from cuagent.expert.capture.subject import Target
 from cuagent.expert.graph.graph import Graph, Kind, Node, Shape, contiguous_strides
 from cuagent.expert.products.expressions import EXPRESSIONS
+from cuagent.expert.products.rates import epilogue_pays
 from cuagent.expert.products.tiles import occupied
 from cuagent.expert.streaming.group import Group, Step
 from cuagent.expert.streaming.nest import NestError, storage
@@ -56,8 +57,7 @@ multiprocessors than `LEAST_OCCUPIED`: cuBLAS then gains by splitting K.
 On an H200 a generated kernel that splits K took 0.50 ms for 256 x 256 x 131072, cuBLAS 0.34.
 """
 MOST_DEPTH = 4096
-"""Largest K of a half-precision product for which a kernel with an epilogue is used. Beyond it, the
-library's faster product saves more time than the epilogue."""
+"""Largest K of a half-precision product for which a kernel with an epilogue is used."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def with_products(
         if product is None:
             product, group = made(step, None), None
             product = _with_triangle(product, graph) if product is not None else None
-        if product is not None and _may_gain(product, target):
+        if product is not None and _may_gain(product, graph, target):
             found[step.name] = product
             absorbed |= {id(group)} if group is not None else set()
     return _placed(steps, found, absorbed)
@@ -200,13 +200,17 @@ def _qualifies(node: Node, target: Target) -> bool:
     return target.capability >= (8, 0) and node.dtype in ("bfloat16", "float16")
 
 
-def _may_gain(product: Product, target: Target) -> bool:
+def _may_gain(product: Product, graph: Graph, target: Target) -> bool:
     rows, columns, depth, batch = product.rows, product.columns, product.depth, product.batch
     if product.node.dtype == "float32":
         return is_large(rows, columns, depth, target, batch)
     if batch * rows * columns * depth < LEAST_OPERATIONS:
         return False
-    return bool(product.triangle or (product.epilogue and batch == 1 and depth <= MOST_DEPTH))
+    if product.triangle or not (product.epilogue and batch == 1 and depth <= MOST_DEPTH):
+        return product.triangle is not None
+    read = dict.fromkeys(matrix.tensor for matrix in product.reads.values())
+    moved = [product.node, *(graph.node(name) for name in (*product.outputs, *read))]
+    return epilogue_pays(rows, columns, depth, moved, target)
 
 
 def splits(

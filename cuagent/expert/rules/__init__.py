@@ -14,6 +14,7 @@ from cuagent.expert.rules import (  # noqa: F401
     normalisations,
     pixels,
     pooling,
+    queries,
     rearranged,
     recurrences,
     reductions,

@@ -6,6 +6,7 @@ elementwise producers of a part move into the choice.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,6 +27,8 @@ from cuagent.expert.streaming.stages import COST, EXPENSIVE
 
 MAX_PARTS = 8
 """Largest number of parts of a concatenation in one kernel."""
+LEAST_LARGE = 1 << 20
+"""Least number of elements of a concatenation whose short computed parts are stored first."""
 PRODUCTS = {"linear", "matmul", "mm", "bmm", "addmm", "conv1d", "conv2d", "conv3d", "convolution"}
 """Operators that read their arguments from memory."""
 
@@ -48,7 +51,10 @@ def cat(low: Lowering, fx: Any) -> str | None:
         names = [_raised(low, part, dim) for part in names]
     if any(len(low.shape(part)) != len(shape) for part in names):
         return None  # torch ignores empty tensors of one dimension
-    stored = [_is_stored(low, *pair) for pair in zip(fx.args[0], names, strict=True)]
+    stored = [
+        _is_stored(low, *pair) or _is_read_everywhere(low, pair[1], dim, shape)
+        for pair in zip(fx.args[0], names, strict=True)
+    ]
     if scan := _scan_beside_zeros(low, fx, names, dim):
         inner = [scan.inputs[0] if name == scan.name else name for name in names]
         args = (joined(low, inner, dim, shape),)
@@ -149,6 +155,19 @@ def _is_stored(low: Lowering, part: Any, name: str) -> bool:
     """
     others = {operator_name(user) for user in part.users}
     return bool(others & PRODUCTS) and _cost(low, name) >= EXPENSIVE
+
+
+def _is_read_everywhere(low: Lowering, name: str, dim: int, shape: Shape) -> bool:
+    """Return True for a computed part of one element along `dim`, such as the newest entry of a
+    cache, if the concatenation is large.
+
+    Its operands broadcast along `dim`, so that a kernel which computes the part reads them for each
+    element of the whole. A stored part is read only where it belongs.
+    """
+    node = low.by_name[name]
+    one = node.shape[dim] == 1 and dim < len(shape) - 1
+    computed = node.kind is Kind.POINTWISE and bool(node.inputs)
+    return one and computed and math.prod(shape) >= LEAST_LARGE
 
 
 def _cost(low: Lowering, name: str) -> int:

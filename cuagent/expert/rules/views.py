@@ -222,14 +222,15 @@ def permute(low: Lowering, fx: Any) -> str | None:
     if order == list(range(rank)):
         return x
     if source := _widened(low, x):
-        return low.pointwise("cast", _permuted(low, source, order), hint="")
-    return _permuted(low, x, order)
+        return low.pointwise("cast", permuted_view(low, source, order), hint="")
+    return permuted_view(low, x, order)
 
 
-def _permuted(low: Lowering, x: str, order: Sequence[int]) -> str:
+def permuted_view(low: Lowering, x: str, order: Sequence[int], hint: str = "") -> str:
+    """Add a view of a node with its dimensions in the given order."""
     shape, strides = layout(low, x)
     new_shape, new_strides = (tuple(v[d] for d in order) for v in (shape, strides))
-    return strided(low, x, f"{{0}}.permute({list(order)})", new_shape, new_strides, 0)
+    return strided(low, x, f"{{0}}.permute({list(order)})", new_shape, new_strides, 0, hint)
 
 
 @rule("expand")
@@ -262,11 +263,11 @@ def view(low: Lowering, fx: Any) -> str | None:
     return viewed(low, x, shape)
 
 
-def viewed(low: Lowering, x: str, shape: Shape) -> str | None:
+def viewed(low: Lowering, x: str, shape: Shape, hint: str = "") -> str | None:
     """Add a view, or other strides of a strided value; None if torch would copy."""
     if low.by_name[x].kind is not Kind.STRIDED:
         return low.view(x, shape)
     strides = reshaped(*layout(low, x), shape)
     if strides is None:
         return None
-    return strided(low, x, f"{{0}}.view({list(shape)})", shape, strides, 0)
+    return strided(low, x, f"{{0}}.view({list(shape)})", shape, strides, 0, hint)
