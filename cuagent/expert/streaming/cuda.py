@@ -47,7 +47,7 @@ def generate(request: Request) -> KernelCall:
         request.group,
         nest.tensors_read,
         kernel.headers(),
-        kernel.plan.in_place(),
+        kernel.plan.in_place(row_values=False),
         workspace=kernel.workspace,
     )
 
