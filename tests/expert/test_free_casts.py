@@ -33,7 +33,8 @@ def get_init_inputs(): return []
 STATES = """h = self.layer(x)
         u, b = h.split((24, 16), dim=-1)
         rate = F.softplus(u.float())
-        s = y * torch.exp(-rate)[:, :, None] + (rate * u.float())[:, :, None] * b.float()[:, None, :]
+        step = (rate * u.float())[:, :, None] * b.float()[:, None, :]
+        s = y * torch.exp(-rate)[:, :, None] + step
         return s, s.sum(-1) + self.d * u.float()"""
 BODIES = {
     "states": STATES,

@@ -27,6 +27,7 @@ from cuagent.expert.streaming.places import (
     pointwise_place,
     with_node,
 )
+from cuagent.expert.streaming.stages import COST, EXPENSIVE
 
 CHEAP = frozenset({"add", "sub", "mul", "maximum", "minimum"})
 """Operations that a kernel computes again in each pass over a row rather than read their result."""
@@ -212,11 +213,11 @@ class _Fuser:
             self.draft_of = before
 
     def _sink(self, node: Node) -> None:
-        """Move the whole group of a node into the only group that reads it, if the reader's kernel
-        computes the group's values once for each row, from no more bytes than they have.
+        """Move the whole group of a node into the only group that reads it, if the group's values
+        need no more bytes than they have.
 
-        A launch and the stored values are saved. Other groups are not moved: their arithmetic would
-        be repeated for each element of the reader.
+        A launch and the stored values are saved. The reader computes the values once for each of
+        its rows, or, if it has no reduction, repeats cheap arithmetic for its elements.
         """
         source = self.draft_of.get(node.name)
         if source is None or source.claimed or source.reduced:
@@ -225,22 +226,39 @@ class _Fuser:
         readers = {k: u for k, u in readers.items() if k not in source.places}
         targets = {id(self.draft_of.get(k)): self.draft_of.get(k) for k in readers}
         target = next(iter(targets.values()), None)
-        if len(targets) > 1 or target is None or target.claimed or not target.reduced:
+        if len(targets) > 1 or target is None or target.claimed:
             return
-        columns = math.prod(n for _, n in target.reduced)
-        outputs = set(source.places) & set(self.graph.outputs)
-        if outputs or source.size > target.size // columns or self._adds_bytes(source, target):
+        if set(source.places) & set(self.graph.outputs) or self._adds_bytes(source, target):
             return
         found = [
             moved_places(self.graph, source, u, target.places[k])
             for k, u in readers.items()
             if u.kind is not Kind.REDUCE
         ]
-        if len(found) < len(readers) or found[0] is None or any(m != found[0] for m in found):
+        if len(found) < len(readers) or any(m != found[0] for m in found):
             return
-        if not _is_of_rows(self.graph, found[0], target):
-            return
-        joined = Draft(target.size, target.places | found[0], target.reduced)
+        if found[0] is not None and self._may_sink(source, found[0], target):
+            self._join(Draft(target.size, target.places | found[0], target.reduced))
+
+    def _may_sink(self, source: Draft, moved: dict[str, Place], target: Draft) -> bool:
+        """Return True if the reader's kernel computes the values of `source` at little cost, with
+        vectors of the same width."""
+        varies = any(
+            n > 1 and at == 1
+            for name, place in moved.items()
+            for n, at in zip(self.graph.node(name).shape, place, strict=True)
+        )
+        inputs = {a for n in source.places for a in self.graph.node(n).inputs}
+        sliced = any(self.graph.node(a).kind in (Kind.STRIDED, Kind.WINDOW) for a in inputs)
+        if varies and sliced:
+            return False
+        if target.reduced:
+            return _is_of_rows(self.graph, moved, target)
+        costs = (COST.get(self.graph.node(n).op, 1) for n in source.places)
+        return 2 * source.size <= target.size and all(cost < EXPENSIVE for cost in costs)
+
+    def _join(self, joined: Draft) -> None:
+        """Replace the groups of the nodes of `joined` by it, if one kernel can compute it."""
         if not agrees(self.graph, joined) or self._leaves(joined) > MAX_LEAVES:
             return
         before = dict(self.draft_of)
