@@ -45,6 +45,7 @@ from cuagent.expert.loops.groups import loop_groups
 from cuagent.expert.loops.match import with_loops
 from cuagent.expert.lower import lower
 from cuagent.expert.method import Call, Steps, TritonCall, TritonStep
+from cuagent.expert.moved_parameters import store_moved_parameters
 from cuagent.expert.naming import kernel_name, origins_of
 from cuagent.expert.options import Options
 from cuagent.expert.products import operands as products
@@ -212,7 +213,8 @@ def _rewritten(
     graph = transpose_weights(graph, target.device, kept)
     # torch.compile does not take these calls with weights that are not packed.
     graph = graph if options.compile else by_onednn(graph, target.device, kept)
-    return with_layouts(read_before_widening(graph))
+    graph = with_layouts(read_before_widening(graph))
+    return store_moved_parameters(graph, target.device)
 
 
 def _layout(graph: Graph, subject: Subject, options: Options, kept: frozenset[str]) -> Layout:

@@ -23,11 +23,12 @@ class Model(torch.nn.Module):
         super().__init__()
         self.layer = torch.nn.Linear(24, 40, dtype=torch.bfloat16)
         self.wide = torch.nn.Linear(24, 24)
+        self.table = torch.nn.Parameter(torch.randn(16, 24))
         self.d = torch.nn.Parameter(torch.randn(24))
-    def forward(self, x, y):
+    def forward(self, x, y, n):
         {body}
 def get_inputs():
-    return [torch.randn(6, 24).bfloat16(), torch.randn(6, 24, 16)]
+    return [torch.randn(6, 24).bfloat16(), torch.randn(6, 24, 16), torch.arange(6)]
 def get_init_inputs(): return []
 """
 STATES = """h = self.layer(x)
@@ -47,6 +48,10 @@ BODIES = {
     "values of rows": """t = F.silu(self.wide(y.mean(-1))) + 1
         s = (y * y).sum(-1) * t
         return s, y * s[:, :, None]""",
+    "table in another order": """h = F.gelu(y + 1).permute(0, 2, 1)
+        return (h + self.table).sum(1), self.layer(x)""",
+    "positions": """angles = n[:, None].float() * self.d
+        return torch.cat((angles, angles), -1).cos(), n.to(x.dtype) * 2, self.layer(x)""",
     "value of a row that many readers need": """t = torch.tanh(self.wide(x.to(self.d.dtype)))
         return (y * t[:, :, None]).sum(-1) + t, (y + 1)""",
 }
