@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from cuagent.expert.convolutions.partials import is_partial
 from cuagent.expert.convolutions.stacked import is_of_stack
+from cuagent.expert.free_casts import reads_half
 from cuagent.expert.graph.graph import ITEM_BYTES, Graph, Kind, Node, contiguous_strides
 from cuagent.expert.method import FRESH, Steps
 from cuagent.expert.naming import origins_of
+from cuagent.expert.slow_calls import is_slow_call
 from cuagent.expert.streaming.group import Group
 
 VECTOR_BYTES, LEAST_MOVED = 16, 1 << 20
@@ -64,7 +66,10 @@ def may_gain(group: Group, steps: Steps, graph: Graph, device: str) -> bool:
         _moves_vectors(n, graph) or _joins_slices(n, graph) for n in work
     )
     broadcast = device == "cuda" and _is_alone(group, steps) and _broadcasts(work, graph)
+    broadcast |= device == "cuda" and is_slow_call(group, graph)
     reduction |= device == "cpu" and any(_is_slow_extreme(n, graph) for n in work)
+    # Another operator, the conversion of the operand, became a part of the load.
+    several |= any(reads_half(graph, n) and n.op != "cast" for n in work)
     several |= stacked or len(origins) > 1 or len(work) > 3 or group.family != "streaming"
     if device == "cpu" and group.size <= SMALL:
         reduction |= any(o.startswith(("cat", "stack")) for o in origins)

@@ -36,6 +36,7 @@ from cuagent.expert.depthwise.match import with_depthwise
 from cuagent.expert.edits import prepared_names
 from cuagent.expert.einsums.match import with_einsums
 from cuagent.expert.families import ANCHORS
+from cuagent.expert.free_casts import is_free, read_before_widening
 from cuagent.expert.gains import may_gain
 from cuagent.expert.graph.graph import Graph, Kind
 from cuagent.expert.graph.layouts import with_layouts
@@ -45,6 +46,7 @@ from cuagent.expert.loops.groups import loop_groups
 from cuagent.expert.loops.match import with_loops
 from cuagent.expert.lower import lower
 from cuagent.expert.method import Call, Steps, TritonCall, TritonStep
+from cuagent.expert.moved_parameters import store_moved_parameters
 from cuagent.expert.naming import kernel_name, origins_of
 from cuagent.expert.options import Options
 from cuagent.expert.products import operands as products
@@ -214,7 +216,8 @@ def _rewritten(
     graph = transpose_weights(graph, target.device, kept)
     # torch.compile does not take these calls with weights that are not packed.
     graph = graph if options.compile else by_onednn(graph, target.device, kept)
-    return with_layouts(graph)
+    graph = with_layouts(read_before_widening(graph))
+    return store_moved_parameters(graph, target.device)
 
 
 def _layout(graph: Graph, subject: Subject, options: Options, kept: frozenset[str]) -> Layout:
@@ -289,7 +292,11 @@ def _changed(before: Graph, after: Graph) -> tuple[str, ...]:
     """
     names = {n.name for n in after.nodes}
     prepared = prepared_names(before)
-    changed = [n for n in before.nodes if n.name not in names and n.name not in prepared]
+    changed = [
+        n
+        for n in before.nodes
+        if n.name not in names and n.name not in prepared and not is_free(before, n)
+    ]
     changed += [
         n
         for n in before.nodes

@@ -297,15 +297,15 @@ NUMBERS = ("bool", "int64", "int32", "uint8")
 
 
 def _number(low: Lowering, fx: Any, x: str) -> str | None:
-    """Lower a cast of a boolean tensor to a floating-point dtype, or of integers to float32.
+    """Lower a cast of a boolean tensor or of integers to a floating-point dtype.
 
-    Casts of integers to a half type are not lowered: a large integer would be rounded twice.
+    torch, too, converts integers to float32 before it rounds them to a half type.
     """
     if not fx.meta["val"].is_contiguous() or "dropout" in str(fx.target):
         return None
     if dtype_of(fx.args[0]) == "bool":
         return low.pointwise("where", x, 1.0, 0.0, hint="", dtype=dtype_of(fx))
-    return low.pointwise("cast", x, hint="") if dtype_of(fx) == "float32" else None
+    return low.pointwise("cast", x, hint="", dtype=dtype_of(fx))
 
 
 def _keeps_layout(low: Lowering, fx: Any, x: str) -> bool:

@@ -47,7 +47,7 @@ def generate(request: Request) -> KernelCall:
         request.group,
         nest.tensors_read,
         kernel.headers(),
-        kernel.plan.in_place(),
+        kernel.plan.in_place(row_values=False),
         workspace=kernel.workspace,
     )
 
@@ -64,6 +64,12 @@ def fills_gpu(group: Group, graph: Graph, *, clusters: bool) -> bool:
     except NestError:
         return False
     return kernel.sliced or kernel.kept is not None
+
+
+SHORT_ROW, MANY_ROWS = 4, 1 << 17
+"""A row of at most SHORT_ROW elements that are not accessed as vectors is read by one thread, if
+there are at least MANY_ROWS rows, half of the threads of a large GPU. The arithmetic for each row
+is then done once, and the elements that other threads of the warp need are in the same lines."""
 
 
 def threads_for(columns: int, vector: int) -> int:
@@ -100,6 +106,8 @@ class _Kernel(
         usable = request.vector and not column_rows
         width = vector_width(inner.extent, accesses) if usable else 1
         threads = request.threads or threads_for(group.columns, width)
+        if not request.threads and width == 1 and group.columns <= SHORT_ROW:
+            threads = threads if group.rows < MANY_ROWS else 1
         items = math.ceil(group.columns / (threads * width))
         plan = Plan(nest)
         saved = sum(len(stage.save) for stage in plan.stages) * items * width

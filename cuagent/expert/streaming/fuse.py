@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from cuagent.expert.graph.graph import Graph, Kind, Node, contiguous_strides
+from cuagent.expert.graph.graph import ITEM_BYTES, Graph, Kind, Node, contiguous_strides
 from cuagent.expert.streaming.group import (
     FEW_ROWS,
     LONG_ROW,
@@ -27,6 +27,7 @@ from cuagent.expert.streaming.places import (
     pointwise_place,
     with_node,
 )
+from cuagent.expert.streaming.stages import COST, EXPENSIVE
 
 CHEAP = frozenset({"add", "sub", "mul", "maximum", "minimum"})
 """Operations that a kernel computes again in each pass over a row rather than read their result."""
@@ -72,6 +73,17 @@ def _waits_for_rows(nodes: Iterable[Node], size: int, columns: int) -> bool:
     return any(levels[n.name] > 0 for n in nodes if n.size == size)
 
 
+def _is_of_rows(graph: Graph, places: dict[str, Place], target: Draft) -> bool:
+    """Return True if no value with these places depends on the elements of a row of `target`."""
+    spans = [(stride, stride * count) for stride, count in target.reduced or ()]
+    return not any(
+        n > 1 and at < end and start < at * n
+        for name, place in places.items()
+        for n, at in zip(graph.node(name).shape, place, strict=True)
+        for start, end in spans
+    )
+
+
 class _Fuser:
     """Greedy fusion in program order: a node joins the groups of its arguments if possible."""
 
@@ -102,6 +114,11 @@ class _Fuser:
                 self._place(node)
         for node in reversed(self.graph.nodes):
             self._postpone(node)
+        if self.slices_count:
+            for node in reversed(self.graph.nodes):
+                self._sink(node)
+            for node in reversed(self.graph.nodes):
+                self._postpone(node)
         return ordered(self.graph, self.draft_of, self.outside)
 
     def _place(self, node: Node) -> None:
@@ -163,7 +180,7 @@ class _Fuser:
 
         The node's value is then neither written to memory nor read. Groups with reductions read
         their arguments several times, so only a node of CHEAP that adds no argument is moved into
-        them.
+        them, and on a GPU a node that is computed once for each row.
         """
         source, readers = self.draft_of.get(node.name), self.users[node.name]
         if source is None or node.kind is not Kind.POINTWISE or len(readers) != 1:
@@ -181,7 +198,8 @@ class _Fuser:
         moved = self._moved(node, source, readers[0], target)
         read = {self.graph.owner(a) for n in target.places for a in self.graph.node(n).inputs}
         more = sum(self.graph.node(a).size for a in node.inputs if self.graph.owner(a) not in read)
-        if target.reduced and (more or node.op not in CHEAP):
+        once = self.slices_count and moved is not None and _is_of_rows(self.graph, moved, target)
+        if target.reduced and not once and (more or node.op not in CHEAP):
             return
         if moved is None or more > node.size or not all(self._is_stored(a, source) for a in own):
             return
@@ -193,6 +211,78 @@ class _Fuser:
         self.draft_of |= dict.fromkeys(rest, left) | dict.fromkeys(joined.places, joined)
         if self._cycles(joined) or self._cycles(left):
             self.draft_of = before
+
+    def _sink(self, node: Node) -> None:
+        """Move the whole group of a node into the only group that reads it, if the group's values
+        need no more bytes than they have.
+
+        A launch and the stored values are saved. The reader computes the values once for each of
+        its rows, or, if it has no reduction, repeats cheap arithmetic for its elements.
+        """
+        source = self.draft_of.get(node.name)
+        if source is None or source.claimed or source.reduced:
+            return
+        readers = {u.name: u for n in source.places for u in self.users[n]}
+        readers = {k: u for k, u in readers.items() if k not in source.places}
+        targets = {id(self.draft_of.get(k)): self.draft_of.get(k) for k in readers}
+        target = next(iter(targets.values()), None)
+        if len(targets) > 1 or target is None or target.claimed:
+            return
+        if set(source.places) & set(self.graph.outputs) or self._adds_bytes(source, target):
+            return
+        found = [
+            moved_places(self.graph, source, u, target.places[k])
+            for k, u in readers.items()
+            if u.kind is not Kind.REDUCE
+        ]
+        if len(found) < len(readers) or any(m != found[0] for m in found):
+            return
+        if found[0] is not None and self._may_sink(source, found[0], target):
+            self._join(Draft(target.size, target.places | found[0], target.reduced))
+
+    def _may_sink(self, source: Draft, moved: dict[str, Place], target: Draft) -> bool:
+        """Return True if the reader's kernel computes the values of `source` at little cost, with
+        vectors of the same width."""
+        varies = any(
+            n > 1 and at == 1
+            for name, place in moved.items()
+            for n, at in zip(self.graph.node(name).shape, place, strict=True)
+        )
+        inputs = {a for n in source.places for a in self.graph.node(n).inputs}
+        sliced = any(self.graph.node(a).kind in (Kind.STRIDED, Kind.WINDOW) for a in inputs)
+        if varies and sliced:
+            return False
+        if target.reduced:
+            return _is_of_rows(self.graph, moved, target)
+        costs = (COST.get(self.graph.node(n).op, 1) for n in source.places)
+        return 2 * source.size <= target.size and all(cost < EXPENSIVE for cost in costs)
+
+    def _join(self, joined: Draft) -> None:
+        """Replace the groups of the nodes of `joined` by it, if one kernel can compute it."""
+        if not agrees(self.graph, joined) or self._leaves(joined) > MAX_LEAVES:
+            return
+        before = dict(self.draft_of)
+        self.draft_of |= dict.fromkeys(joined.places, joined)
+        if self._cycles(joined):
+            self.draft_of = before
+
+    def _adds_bytes(self, source: Draft, target: Draft) -> bool:
+        """Return True if the values of `source` are computed from more bytes, which `target` does
+        not read, than their writing and reading takes."""
+
+        def read(draft: Draft) -> set[str]:
+            names = (a for n in draft.places for a in self.graph.node(n).inputs)
+            return {self.graph.owner(a) for a in names if a not in draft.places}
+
+        def sizes(names: set[str]) -> int:
+            nodes = [self.graph.node(name) for name in names]
+            return sum(n.size * ITEM_BYTES.get(n.dtype, 8) for n in nodes)
+
+        stored = {self.graph.owner(n) for n in source.places if self._is_stored(n, source)}
+        # A value's rows may be a slice of its owner, of which only the slice is read.
+        most = source.size * 8
+        added = sum(min(sizes({name}), most) for name in read(source) - read(target))
+        return added > 2 * sizes(stored)
 
     def _moved(
         self, node: Node, source: Draft, reader: Node, target: Draft

@@ -199,11 +199,13 @@ class Plan:
             for stage in stages
         )
 
-    def in_place(self) -> frozenset[tuple[str, str]]:
+    def in_place(self, *, row_values: bool = True) -> frozenset[tuple[str, str]]:
         """Return the (output, input) pairs for which the output may overwrite the input's memory.
 
         The kernel reads the input only at the element that it writes, and no later stage reads the
-        input.
+        input. Values of rows are among the outputs if `row_values`: on a GPU other threads, and
+        later kernels of the same call, may read an input of the row after one thread has stored the
+        value.
         """
         nest, end = self.nest, len(self.stages)
         stored = {name: stage.level for stage in self.stages for name in stage.stores}
@@ -215,6 +217,7 @@ class Plan:
         return frozenset(
             (output, tensor)
             for output, write in nest.writes.items()
+            if row_values or not nest.group.reduced or output not in nest.by_row
             for tensor in nest.tensors_read
             if last_read.get(tensor, end) <= stored.get(output, end)
             and all(
