@@ -24,6 +24,9 @@ from cuagent.expert.products.triton import ELEMENTS
 from cuagent.expert.streaming.expressions import identifier
 
 ROW, COLUMN = "m[:, None]", "n[None, :]"
+LEAST_LATE = 1e-30
+"""Least scale, and inverse of the largest, that is applied to differences of scores. As float32 they
+are neither 0 nor infinite."""
 
 
 def render(name: str, step: AttentionStep, splits: int) -> str:
@@ -142,7 +145,7 @@ def _late_scale(step: AttentionStep) -> float | None:
     All other operations then fill with -inf, which a positive scale does not change.
     """
     first, *others = step.spec.steps or ((),)
-    if not first or first[0] != "scale" or not 0 < first[1] < math.inf:
+    if not first or first[0] != "scale" or not LEAST_LATE < first[1] < 1 / LEAST_LATE:
         return None
     fills = all(name in ("fill", "causal") and words[-1] == -math.inf for name, *words in others)
     return float(first[1]) if fills else None
@@ -151,7 +154,9 @@ def _late_scale(step: AttentionStep) -> float | None:
 def _power_of(step: AttentionStep) -> Callable[[str], str]:
     """Return the function that writes the power of a difference of scores."""
     scale = _late_scale(step)
-    return lambda text: f"tl.exp({text})" if scale is None else f"tl.exp(({text}) * {scale!r})"
+    if scale is None:
+        return "tl.exp({})".format
+    return f"tl.exp2(({{}}) * {scale / math.log(2)!r})".format
 
 
 def _ends_with_product(step: AttentionStep) -> bool:
