@@ -1,4 +1,4 @@
-"""Softmax of large products: the maximum of rounded products is subtracted from rounded products."""
+"""Softmax of large products: their maximum is subtracted from products that are rounded, too."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ from cuagent.expert.streaming.expressions import identifier
 
 ROW, COLUMN = "m[:, None]", "n[None, :]"
 LEAST_LATE = 1e-30
-"""Least scale, and inverse of the largest, that is applied to differences of scores. As float32 they
-are neither 0 nor infinite."""
+"""Least scale, and inverse of the largest, that is applied to differences of scores. As float32
+they are neither 0 nor infinite."""
 
 
 def render(name: str, step: AttentionStep, splits: int) -> str:
