@@ -400,6 +400,18 @@ def test_outputs_between_single_elements_are_zero(generate, interpreted, monkeyp
     interpreted(generate(gaps(name)))
 
 
+@pytest.mark.parametrize("operation", ["softmax", "relu"])
+def test_products_are_rounded_before_their_maximum_is_subtracted(generate, operation):
+    forward = "(self.c(x) * 3).softmax(1)" if operation == "softmax" else "(self.c(x) * 3).relu()"
+    layer, _, inputs = LAYERS["transposed 3-D"]
+    text = text_of("transposed 3-D").replace(LAYERS["transposed 3-D"][1], forward)
+    assert layer in text
+    assert inputs in text
+    module = generate(text).files["model_new.py"]
+    launch = next(part for part in module.split("@triton.jit") if "_kernel[(" in part)
+    assert ("enable_fp_fusion=False" in launch) is (operation == "softmax")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("tiles", [0, 2])
 @pytest.mark.parametrize("dtype", ["torch.float32", "torch.bfloat16"])
