@@ -26,6 +26,7 @@ inline float reciprocal_root(float x) { return 1.f / std::sqrt(x); }
 #define rsqrt reciprocal_root
 #define __expf expf
 #define __fdividef(a, b) ((a) / (b))
+#define __fsub_rn(a, b) ((a) - (b))
 inline float __int_as_float(int bits) {
   float x;
   std::memcpy(&x, &bits, 4);

@@ -215,3 +215,22 @@ def test_cuda_kernel_agrees_with_reference(make, name, dtype, tiles):
     body = body.replace("float('-inf')), 1)", "float('-inf'), device=q.device), 1)")
     text = text_of((form[0], body, form[2]), dtype)
     assert_agrees(make(text, "Model", replace(OWN, tiles=tiles), "cuda"), "cuda")
+
+
+JOINED = {
+    "softmax of scaled scores": ("(q @ k.mT * 0.3).softmax(-1) @ v", False),
+    "causal": ("F.scaled_dot_product_attention(q, k, v, is_causal=True)", False),
+    "a negative scale": ("(q @ k.mT * -0.3).softmax(-1) @ v", True),
+    "softcap": ("(torch.tanh(q @ k.mT) * 5).softmax(-1) @ v", True),
+}
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_largest_score_less_the_maximum_is_zero(generate, name):
+    expression, without_fusion = JOINED[name]
+    candidate = generate(text_of(("q, k, v", f"{expression} + 1", HEADS)), SMALL, OWN)
+    text = candidate.files["model_new.py"]
+    assert "def scored_attention_kernel" in text
+    assert ("enable_fp_fusion=False" in text) is without_fusion
+    kernel = text.partition("def scored_attention_kernel")[2].partition("tl.store")[0]
+    assert ("s = s * " in kernel) is without_fusion

@@ -361,6 +361,57 @@ def test_rows_without_a_point_read_inside_of_the_tensors(
     interpreted(generate(UNEVEN.replace("STRIDE", str(stride))))
 
 
+GAPS = """
+import torch
+from torch import nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c = LAYER
+    def forward(self, x):
+        return self.c(x) * 2
+def get_inputs(): return [torch.randn(INPUT)]
+def get_init_inputs(): return []
+"""
+SINGLE = {
+    "a line": ("nn.ConvTranspose1d(24, 32, 1, stride=5, padding=1, groups=2)", "2, 24, 5"),
+    "a pair of phases": ("nn.ConvTranspose2d(32, 32, 1, stride=2)", "2, 32, 5, 4"),
+    "together": ("nn.ConvTranspose2d(32, 32, 1, stride=(3, 4))", "2, 32, 5, 4"),
+}
+
+
+def gaps(name: str) -> str:
+    layer, shape = SINGLE[name]
+    return GAPS.replace("LAYER", layer).replace("INPUT", shape)
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_phases_without_a_tap_have_no_step(generate, monkeypatch, name):
+    monkeypatch.setattr(qualify, "LEAST_OPERATIONS", 0)
+    module = generate(gaps(name)).files["model_new.py"]
+    assert re.search(r"for step in range\(0, .*taps_0.* \* blocks\)", module)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("name", SINGLE)
+def test_outputs_between_single_elements_are_zero(generate, interpreted, monkeypatch, name):
+    monkeypatch.setattr(qualify, "LEAST_OPERATIONS", 0)
+    interpreted(generate(gaps(name)))
+
+
+@pytest.mark.parametrize("operation", ["softmax", "relu"])
+def test_products_are_rounded_before_their_maximum_is_subtracted(generate, operation):
+    forward = "(self.c(x) * 3).softmax(1)" if operation == "softmax" else "(self.c(x) * 3).relu()"
+    layer, _, inputs = LAYERS["transposed 3-D"]
+    text = text_of("transposed 3-D").replace(LAYERS["transposed 3-D"][1], forward)
+    assert layer in text
+    assert inputs in text
+    module = generate(text).files["model_new.py"]
+    launch = next(part for part in module.split("@triton.jit") if "_kernel[(" in part)
+    assert ("enable_fp_fusion=False" in launch) is (operation == "softmax")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("tiles", [0, 2])
 @pytest.mark.parametrize("dtype", ["torch.float32", "torch.bfloat16"])

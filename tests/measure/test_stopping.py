@@ -168,3 +168,9 @@ def test_only_the_fastest_rung_stays_once_the_candidate_beats_it_clearly() -> No
     close = arms(fast=95.0 * 1.05, near=95.0 * 1.06)
     times = {name: [t[0]] * 2 for name, t in close.counted.items()}
     assert left(close, times) == (), "the candidate is not clearly faster"
+
+
+def test_one_fast_round_of_a_rung_removes_no_rung_that_is_usually_faster() -> None:
+    found = taken({EAGER: 300.0, COMPILE: 200.0, "varies": 80.0, "steady": 90.0, CANDIDATE: 50.0})
+    times = {"varies": [120e-6, 120e-6, 80e-6], "steady": [90e-6] * 3}
+    assert left(found, times) == ()

@@ -5,11 +5,18 @@ One block computes some rows of one head in a loop over the keys. float32 operan
 TF32 parts (`tf32x3`); half types accumulate in float32. With few rows the keys are split over
 several blocks, and a second kernel combines the results of the parts. A row whose scores are all
 -inf gives NaN, as in torch.
+
+The largest score less the maximum must be 0. If the compiler joined the last multiplication of the
+scores with this subtraction into one operation with one rounding, the difference would be a
+rounding error of the maximum, and its power infinite for scores of more than 2^31. So a positive
+scale is applied after the subtraction, and kernels whose scores end with another product are
+compiled without fused multiply-add.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from cuagent.expert.attention.kernel import AttentionStep, Blocks, Place
 from cuagent.expert.products.epilogue import times
@@ -17,6 +24,9 @@ from cuagent.expert.products.triton import ELEMENTS
 from cuagent.expert.streaming.expressions import identifier
 
 ROW, COLUMN = "m[:, None]", "n[None, :]"
+LEAST_LATE = 1e-30
+"""Least scale, and inverse of the largest, that is applied to differences of scores. As float32
+they are neither 0 nor infinite."""
 
 
 def render(name: str, step: AttentionStep, splits: int) -> str:
@@ -103,7 +113,7 @@ def _range(step: AttentionStep, splits: int) -> list[str]:
 def _tile(step: AttentionStep) -> list[str]:
     """Return the lines of the loop's body, which process one tile of scores."""
     _, key, value = step.operands[:3]
-    dtype = step.node.dtype
+    dtype, power = step.node.dtype, _power_of(step)
     precision = ', input_precision="tf32x3"' if dtype == "float32" else ""
     keys = _pointers("keys", ((COLUMN, key.strides[2]), ("d[:, None]", key.strides[3])))
     places = (("n[:, None]", value.strides[2]), ("e[None, :]", value.strides[3]))
@@ -118,14 +128,41 @@ def _tile(step: AttentionStep) -> list[str]:
         "new = tl.maximum(top, tl.max(s, 1))",
         # A row without a key so far has no finite maximum.
         'shift = tl.where(new == float("-inf"), 0.0, new)',
-        "p = tl.exp(s - shift[:, None])",
-        "scale = tl.exp(top - shift)",
+        f"p = {power('s - shift[:, None]')}",
+        f"scale = {power('top - shift')}",
         "total = total * scale + tl.sum(p, 1)",
         f"v = tl.load({values}, mask=(n[:, None] < {step.columns}) & (e[None, :] < {step.width}), "
         "other=0.0)",
         f"result = tl.dot(p.to({ELEMENTS[dtype]}), v, result * scale[:, None]{precision})",
         "top = new",
     ]
+
+
+def _late_scale(step: AttentionStep) -> float | None:
+    """Return the scale of the scores if it may be applied after the maximum was subtracted; None if
+    not.
+
+    All other operations then fill with -inf, which a positive scale does not change.
+    """
+    first, *others = step.spec.steps or ((),)
+    if not first or first[0] != "scale" or not LEAST_LATE < first[1] < 1 / LEAST_LATE:
+        return None
+    fills = all(name in ("fill", "causal") and words[-1] == -math.inf for name, *words in others)
+    return float(first[1]) if fills else None
+
+
+def _power_of(step: AttentionStep) -> Callable[[str], str]:
+    """Return the function that writes the power of a difference of scores."""
+    scale = _late_scale(step)
+    if scale is None:
+        return "tl.exp({})".format
+    return f"tl.exp2(({{}}) * {scale / math.log(2)!r})".format
+
+
+def _ends_with_product(step: AttentionStep) -> bool:
+    """Return True if the last arithmetic on the scores is a multiplication."""
+    names = [name for name, *_ in step.spec.steps if name not in ("fill", "causal")]
+    return _late_scale(step) is None and names[-1:] in (["scale"], ["mul"])
 
 
 def _scores(step: AttentionStep) -> list[str]:
@@ -145,7 +182,8 @@ def _scores(step: AttentionStep) -> list[str]:
             mask = f"{ROW} < {step.rows}"
         return f"tl.load({pointers}, mask={mask}, other={other})"
 
-    for name, *words in step.spec.steps:
+    late = _late_scale(step) is not None
+    for name, *words in step.spec.steps[late:]:
         match name:
             case "scale":
                 lines.append(f"s = s * {words[0]!r}")
@@ -196,6 +234,7 @@ def _stores(step: AttentionStep, splits: int) -> list[str]:
 
 def _joiner(name: str, step: AttentionStep, splits: int) -> str:
     """Return the text of the kernel that combines the results of the parts of the keys."""
+    power = _power_of(step)
     width, pairs = step.width + 2, step.batch * step.heads
     value = f"(result / total[:, None]).to({ELEMENTS[step.node.dtype]})"
     inside = f"({ROW} < {step.rows}) & (e[None, :] < {step.width})"
@@ -218,7 +257,7 @@ def _joiner(name: str, step: AttentionStep, splits: int) -> str:
         f"        value = tl.load(place[:, None] + e[None, :], mask={inside}, other=0.0)",
         "        new = tl.maximum(top, peak)",
         '        shift = tl.where(new == float("-inf"), 0.0, new)',
-        "        before, now = tl.exp(top - shift), tl.exp(peak - shift)",
+        f"        before, now = {power('top - shift')}, {power('peak - shift')}",
         "        total = total * before + share * now",
         "        result = result * before[:, None] + value * now[:, None]",
         "        top = new",
@@ -233,6 +272,7 @@ def launch(name: str, step: AttentionStep, tile: Blocks, arguments: list[str]) -
     pairs = step.batch * step.heads
     down = math.ceil(step.rows / tile.rows)
     words = f"{tile.rows}, {tile.columns}, num_warps={tile.warps}, num_stages={tile.stages}"
+    words += ", enable_fp_fusion=False" if _ends_with_product(step) else ""
     out, *tensors = arguments
     if tile.splits == 1:
         return [

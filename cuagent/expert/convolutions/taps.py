@@ -125,7 +125,10 @@ def _steps(conv: Convolution) -> list[str]:
             f"        tap = k // {channels}",
         ]
     else:
-        count = f"{taps} * blocks" if conv.taps > 1 else "blocks"
+        # A window of one element with a stride has phases without a tap.
+        found = (p for axis in conv.axes for p in axis_phases(axis, conv.transposed))
+        several = conv.taps > 1 or any(phase.taps == 0 for phase in found)
+        count = f"{taps} * blocks" if several else "blocks"
         start = "step % blocks * DEPTH" if conv.taps > 1 else "step * DEPTH"
         lines = [
             f"    blocks = tl.cdiv({channels}, DEPTH)",

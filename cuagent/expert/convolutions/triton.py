@@ -34,6 +34,9 @@ from cuagent.expert.products.epilogue import epilogue, pointer
 from cuagent.expert.products.tiles import Tile
 from cuagent.expert.streaming.expressions import identifier
 
+EXTREMES = ("max", "amax", "min", "amin")
+"""Reductions to an extreme."""
+
 
 def render(
     name: str,
@@ -101,6 +104,8 @@ def launches(name: str, conv: Convolution, tile: Tile, arguments: list[str]) -> 
     programs = _programs(conv, tile)
     sizes = f"{tile.rows}, {tile.columns}, {tile.depth}, "
     sizes += f"num_warps={tile.warps}, num_stages={tile.stages}"
+    # A product that is not rounded before its maximum is subtracted may have an infinite power.
+    sizes += ", enable_fp_fusion=False" if any(n.op in EXTREMES for n in conv.epilogue) else ""
     if conv.flagged:
         return flags.launches(name, programs, arguments, sizes)
     return [f"{name}[({programs},)](", f"    {', '.join(arguments)},", f"    {sizes},", ")"]

@@ -48,7 +48,7 @@ IDENTITY = {
 """
 RESERVED = {
     "relu", "sigmoid", "silu", "gelu", "gelu_half", "gelu_tanh", "softplus", "mish", "elu", "selu",
-    "leaky_relu", "largest",
+    "leaky_relu", "largest", "difference",
     "relu6", "hardswish", "hardsigmoid", "softsign", "log_sigmoid", "sign", "rsqrt", "reciprocal",
     "maximum", "minimum", "xlogx", "exp", "log", "abs", "tanh", "sqrt", "floor", "ceil", "sin",
     "round", "trunc",

@@ -69,6 +69,13 @@ WHOLE whole_remainder(T a, T b) {
   return rest < 0 ? rest + b : rest;
 }
 
+// a - b, where a product is rounded first: with one rounding, the largest of some products less
+// their maximum is not 0, and its exponential may be infinite. gcc's vectorizer removes
+// __builtin_assoc_barrier.
+POINTWISE float difference(float a, float b) {
+  return a == b ? __builtin_fabsf(a - b) * 0.f : a - b;  // NaN for infinities
+}
+
 // The slice that an index selects; -1 if it is out of range.
 template <long EXTENT, bool WRAPS>
 POINTWISE long checked_slice(int64_t index) {

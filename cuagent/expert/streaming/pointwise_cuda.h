@@ -89,6 +89,9 @@ POINTWISE float largest(float a, float b) {
   return maximum(a, b);
 #endif
 }
+// a - b, where a product is rounded first: with one rounding, the largest of some products less
+// their maximum is not 0, and its exponential may be infinite.
+POINTWISE float difference(float a, float b) { return __fsub_rn(a, b); }
 POINTWISE float relu(float x) { return x < 0.f ? 0.f : x; }
 POINTWISE float absolute(float x) { return fabsf(x); }
 POINTWISE float sign(float x) { return (x > 0.f) - (x < 0.f); }

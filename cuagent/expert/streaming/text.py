@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cuagent.expert.graph.graph import INTEGERS, Kind, Node, Operand
+from cuagent.expert.graph.graph import FLOATS, INTEGERS, Kind, Node, Operand
 from cuagent.expert.streaming.expressions import (
     computed_type,
     expression,
@@ -132,7 +132,17 @@ class KernelText:
         operands = [self._operand(node, a) for a in node.args]
         if node.op == "where" and operands[0] in CONSTANTS:
             return operands[1 + CONSTANTS.index(operands[0])]
+        if node.op == "sub" and any(self._may_be_product(node, a) for a in node.inputs):
+            return f"difference({', '.join(operands)})"
         return expression(node, operands)
+
+    def _may_be_product(self, node: Node, arg: str) -> bool:
+        """Return True if a compiler could join the last operation of an argument, which this kernel
+        computes, with a subtraction into one operation with one rounding."""
+        if node.dtype not in FLOATS or (node.name, arg) in self.nest.reads:
+            return False
+        source = self.plan.nodes[str(self.plan.source(arg))]
+        return source.kind is Kind.POINTWISE and source.op not in ROUNDED
 
     def _operand(self, node: Node, arg: Operand) -> str:
         if not isinstance(arg, str):
@@ -255,6 +265,8 @@ class KernelText:
         return " + ".join(terms) if offset >= 0 else f"{' + '.join(terms[:-1])} - {terms[-1]}"
 
 
+ROUNDED = ("add", "sub", "div", "sqrt")
+"""Operations whose C++ expression does not end with a product."""
 CONSTANTS = ("true", "false")
 
 

@@ -351,8 +351,8 @@ def hopeless_rungs(
     faster by `HOPELESS_RUNG` with the confidence of a quick timing. It must also have been slower
     by as much in every timing so far, at least two (`times`, seconds by rung). So a process that
     was delayed once cannot remove the best rung. If the candidate beats the fastest rung by
-    `CLEAR`, the fastest alone decides: a rung leaves that was never as fast as it, in two timings
-    or more.
+    `CLEAR`, the fastest alone decides: a rung leaves that was never as fast as it usually is, in
+    two timings or more. One fast round of a rung that is usually slower removes no other.
     """
     timed = {n: median(levels(taken, n, device)) for n in baselines if taken.counted.get(n)}
     if not timed:
@@ -363,9 +363,9 @@ def hopeless_rungs(
     known = [name for name in others if len(times.get(name, ())) > 1]
     if device is Device.CUDA and taken.counted.get(CANDIDATE):
         over_best = ratio([taken], best, CANDIDATE, Effort.QUICK, device, twin_ratios)
-        fastest = min((timed[best], *times.get(best, ())))
+        usual = median((timed[best], *times.get(best, ())))
         if over_best.low > 1 + CLEAR:
-            return tuple(name for name in known if min(times[name]) > fastest)
+            return tuple(name for name in known if min(times[name]) > usual)
     return tuple(
         name
         for name in known
