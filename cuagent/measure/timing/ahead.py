@@ -141,8 +141,8 @@ class OpenedAhead:
         self._running.set()
 
     def discard(self, names: Sequence[str]) -> None:
-        """Kill the processes of these baselines, which nobody will take, so that they no longer
-        use processors. The threads that drive them end by themselves."""
+        """Kill the processes of these baselines, which will not be taken, so that they no longer
+        use processors. Their threads end when the processes are gone."""
         with self._opening:
             self._discarded.update(names)
             for name in names:

@@ -253,7 +253,7 @@ class Timer:
     def give_up(self, baselines: Sequence[str]) -> None:
         """End the background processes of these baselines, which are not timed any more.
 
-        A compiler beside a timing delays the host's work of all arms.
+        A compiler that runs during a timing delays the host's work of all arms.
         """
         self._baselines.give_up(baselines)
 
