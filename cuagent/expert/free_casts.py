@@ -14,11 +14,15 @@ from cuagent.expert.graph.graph import Graph, Kind, Node, Operand, reshaped
 HALVES = ("bfloat16", "float16")
 COMPUTED = (Kind.POINTWISE, Kind.REDUCE)
 """Kinds of nodes that generated kernels compute in float32."""
+SELECTING = (Kind.GATHER, Kind.TAKE, Kind.WINDOW, Kind.INDEX)
+"""Kinds of nodes that kernels read only without a reshape between."""
 
 
 def is_free(graph: Graph, node: Node) -> bool:
     """Return True for the conversion of a half-precision tensor to float32."""
     if node.kind is not Kind.POINTWISE or node.op != "cast" or node.dtype != "float32":
+        return False
+    if not node.inputs:  # a number
         return False
     source = graph.node(node.inputs[0])
     return source.dtype in HALVES and source.shape == node.shape
@@ -59,7 +63,7 @@ def read_before_widening(graph: Graph) -> Graph:
             name = f"{node.name}_half"
             while name in names:
                 name += "_"
-            if view := _view_of(before, node, name):
+            if before.kind not in SELECTING and (view := _view_of(before, node, name)):
                 names.add(name)
                 half[node.name] = name
                 nodes.append(view)
