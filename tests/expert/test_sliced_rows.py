@@ -114,6 +114,7 @@ def test_emulated_sliced_rows_agree_with_reference(tmp_path, monkeypatch, short,
     assert "_device_elements" in generated(candidate)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [AMPERE, HOPPER])
 def test_rows_larger_than_a_clusters_memory_are_sliced(generate, target):
     text = reductions.text_of("return torch.group_norm(x, 2)", "70, 2, 1024, 1024")
