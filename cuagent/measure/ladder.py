@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -127,14 +127,15 @@ def measure_ladder(
     wait_s: float | None = None,
     fresh: bool = False,
     cache: Path | None = None,
+    without: Collection[str] = (),
 ) -> Ladder:
     """Return the ladder at the start of a run: the rungs whose processes start quickly, or all if
     `whole`.
 
     Only rungs that the precision policy admits are measured. With `wait_s`, rungs that are still
-    starting in the background after that many seconds are left out. `Ladder.later` names all
-    admitted rungs that were not measured. A cached ladder is used unless `fresh`; its notes state
-    its age. Raises ForkServerError.
+    starting in the background after that many seconds are left out, as those in `without`.
+    `Ladder.later` names all admitted rungs that were not measured. A cached ladder is used unless
+    `fresh`; its notes state its age. Raises ForkServerError.
     """
     referee = timer.referee
     every = _rungs(referee)
@@ -145,7 +146,7 @@ def measure_ladder(
     if found is None:
         names = wanted if whole else first_rungs(referee)
         late = timer.still_opening(names, wait_s) if wait_s is not None else ()
-        names = tuple(name for name in names if name not in late)
+        names = tuple(name for name in names if name not in (*late, *without))
         found = time_rungs(referee, only=names, fresh=fresh, cache=cache, timer=timer)
     if age := found.age():
         found = replace(found, notes=(*found.notes, f"{age}; --fresh measures again"))

@@ -49,7 +49,7 @@ class TaskLadder:
         """Rungs that only a record timing needs and that have not begun to open in the background.
         """
         self._given_up: set[str] = set()
-        """Rungs that did not open in time."""
+        """Rungs that did not open in time; their processes were ended."""
         self._compiles_later = False
         """True if the rungs that only a record timing needs compile in the background once an
         attempt may be the result. False for a judge of rollouts, which makes no record timings."""
@@ -80,7 +80,11 @@ class TaskLadder:
                     found = join_rungs(self._timer, self.found, later)
                 else:
                     found = measure_ladder(
-                        self._timer, whole=whole, wait_s=wait_s, fresh=self._fresh
+                        self._timer,
+                        whole=whole,
+                        wait_s=wait_s,
+                        fresh=self._fresh,
+                        without=self._given_up,
                     )
                 found = with_earlier(found, self.found)
                 self._use(found)
@@ -88,7 +92,7 @@ class TaskLadder:
                 self.release()
             self._fresh = self._fresh and bool(found.later)
             self._timer.open_ahead(found.baselines)
-            self._unopened = found.later
+            self._unopened = tuple(n for n in found.later if n not in self._given_up)
         assert self.found is not None
         return self.found
 

@@ -24,11 +24,8 @@ FEW_LATE_S = 5.0
 """Seconds after the end of the other tools, after which racecheck on few rows must have ended."""
 CLEAN_LATE_S = 3.0
 """Seconds that racecheck on all rows may take after a clean run on few rows and the end of the
-other tools, besides `CERTAIN` times the call that the few rows predict.
-
-The prediction is too short for kernels of many blocks: a convolution of 16 images that took 0.02 s
-for one did not end in 10 s.
-"""
+other tools, besides `CERTAIN` times the call that the few rows predict. The value is a choice: no
+such run was measured."""
 LEAST_SCALE = 4.0
 """Smallest ratio of all rows to few rows at which late few rows count. Below it, all rows might end
 soon after few rows."""
