@@ -50,7 +50,7 @@ On one draw, a product of operands that keep 16 bits has only 1.0 to 1.4 times t
 and about one verdict in fifty accepted it.
 """
 ROUNDS = (
-    Round(Weights.OWN, (*[Inputs.OWN] * LAX_DRAWS, Inputs.NORMAL)),
+    Round(Weights.OWN, (*[Inputs.OWN] * LAX_DRAWS, Inputs.NORMAL, Inputs.TIES)),
     Round(
         Weights.SHAKEN,
         (
