@@ -27,7 +27,7 @@ from typing import Any
 from against_script import scripted
 
 INTERRUPTED_S = 40.0
-"""Seconds in which an interrupted run must end by itself."""
+"""Seconds after the interrupt until a run is killed."""
 
 
 def main() -> None:

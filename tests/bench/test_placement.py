@@ -16,7 +16,7 @@ def order(name: str) -> Order:
 
 
 def names(queue: Queue, *gpus: str) -> list[str]:
-    """Take an order for a slot of each GPU in turn; return their names."""
+    """Take one order for each GPU in the given order; return their names."""
     found = [queue.take(gpu) for gpu in gpus]
     return [each.problem for each in found if each is not None]
 

@@ -1,0 +1,70 @@
+"""Rungs that do not open in time end, and are not opened again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cuagent.measure import task_ladder
+from cuagent.measure.rungs import Ladder
+from cuagent.measure.task_ladder import JOINED_RUNGS, TaskLadder
+
+SLOW, QUICK = "max-autotune", "compile+channels_last"
+
+
+class Timer:
+    """A timer in which the rung SLOW never opens."""
+
+    shared_device = False
+    referee: Any = type("Referee", (), {"task": None})()
+
+    def __init__(self) -> None:
+        self.opened: list[str] = []
+        self.ended: list[str] = []
+
+    def open_ahead(self, names: Any) -> None:
+        self.opened += [name for name in names if name not in self.opened]
+
+    def still_opening(self, names: Any, seconds: float) -> tuple[str, ...]:
+        return (SLOW,) if SLOW in names else ()
+
+    def give_up(self, names: Any) -> None:
+        self.ended += names
+
+    def keep(self, names: Any) -> None: ...
+
+    def release(self, names: Any) -> None: ...
+
+
+@pytest.mark.parametrize("more", [0, JOINED_RUNGS])
+def test_a_rung_that_did_not_open_in_time_is_not_opened_again(
+    more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `more` rungs the whole ladder is timed again, in place of joining the new ones."""
+    timer, wanted = Timer(), (SLOW, QUICK, *(f"rung {n}" for n in range(more)))
+    asked: list[set[str]] = []
+
+    def measured(_: Any, *, without: Any = (), **options: Any) -> Ladder:
+        if options["whole"]:
+            asked.append(set(wanted) - set(without))
+        return Ladder("", "match", "", {}, (), 0.0, later=(SLOW,) if options["whole"] else wanted)
+
+    def joined(_: Any, found: Ladder, names: Any) -> Ladder:
+        asked.append(set(names))
+        return replace(found, later=(SLOW,))
+
+    monkeypatch.setattr(task_ladder, "measure_ladder", measured)
+    monkeypatch.setattr(task_ladder, "join_rungs", joined)
+    compiler: Any = None
+    made: Any = timer
+    ladder = TaskLadder(made, compiler, baselines=(), fresh=False, before_timing=lambda: None)
+    ladder.measure()
+    ladder.open_later_rungs()
+    assert set(timer.opened) >= set(wanted)
+    for _ in range(2):
+        assert ladder.measure(whole=True, wait_s=0.1).later == (SLOW,)
+    assert asked == [set(wanted) - {SLOW}]
+    assert set(timer.ended) == {SLOW}
+    assert ladder._unopened == ()
