@@ -18,7 +18,7 @@ def main() -> None:
     )
     model = BertModel(config).eval().to(given.device, torch.bfloat16)
     optimized(model, given)
-    ids = torch.randint(1000, (given.steps + 2, 16 if big else 4, 128), device=given.device)
+    ids = torch.randint(1000, (given.batches, 16 if big else 4, 128), device=given.device)
 
     @torch.inference_mode()
     def step(number: int) -> Tensor:
