@@ -13,7 +13,6 @@ import pytest
 import torch
 from projects_runs import ratio, relative_errors, within
 
-
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "projects.py"
 
 
