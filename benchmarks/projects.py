@@ -98,6 +98,7 @@ def _arguments() -> argparse.Namespace:
     found = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", default=found, choices=["cpu", "cuda"])
     parser.add_argument("--search", action="store_true", help="run cuagent optimize")
+    parser.add_argument("--max-time", default="180s", help="limit of each cuagent optimize")
     parser.add_argument("--pairs", type=int, default=5, help="pairs of timed runs of a script")
     parser.add_argument("--seconds", type=float, default=1.0, help="duration of a timed run")
     parser.add_argument("--jobs", type=int, help="projects at a time; default: 4 on a GPU, else 1")
@@ -204,11 +205,15 @@ def _share(lock: Path) -> None:
 
 
 def _cuagent_with_lock(arguments: list[str]) -> None:
-    """Run cuagent's command line; the first argument is the lock file of the GPU."""
+    """Run cuagent's command line with the arguments from the third on; the first two are the
+    number of torch's compiling processes and the lock file of the GPU."""
     from cuagent.cli.main import main as cuagent
 
-    _share(Path(arguments[0]))
-    sys.argv = ["cuagent", *arguments[1:]]
+    from cuagent.worker.arms import COMPILERS
+
+    _share(Path(arguments[1]))
+    os.environ.setdefault(COMPILERS, arguments[0])  # each process would use all processors
+    sys.argv = ["cuagent", *arguments[2:]]
     cuagent()
 
 
@@ -256,10 +261,14 @@ def _searched(project: Project, folder: Path, given: argparse.Namespace) -> dict
     result. Raises ProjectFailed."""
     base: list[Any] = [sys.executable, "-m", "cuagent"]
     lock = _lock(given)
-    optimize = base if lock is None else [sys.executable, Path(__file__).resolve(), SHARED, lock]
+    optimize = base
+    if lock is not None:
+        compilers = max(1, (os.cpu_count() or 1) // given.jobs)
+        optimize = [sys.executable, Path(__file__).resolve(), SHARED, compilers, lock]
     runs = ["--run-dir", str(folder / "runs")]
     command = [*optimize, "optimize", str(folder / "task"), "--model", "expert", *runs]
     command += ["--device", given.device, "--output-format", "json"]
+    command += ["--max-time", given.max_time]
     done = run([*command, *(["--backward"] if project.backward else [])])
     if done.returncode:
         raise ProjectFailed(f"not optimized: {last_line(done.stderr)}")

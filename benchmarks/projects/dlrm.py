@@ -33,7 +33,7 @@ class DLRM(nn.Module):
 
 def main() -> None:
     given = options(steps=16)
-    rows, batch = (100000, 8192) if given.device == "cuda" else (10000, 1024)
+    rows, batch = (100000, 32768) if given.device == "cuda" else (10000, 1024)
     model = optimized(DLRM(16, rows, 32).eval().to(given.device), given)
     dense = exact(torch.randn(given.batches, batch, 13, device=given.device), given)
     sparse = torch.randint(rows, (given.batches, batch, 16), device=given.device)

@@ -12,7 +12,7 @@ def main() -> None:
     config = BertConfig(
         vocab_size=1000,
         hidden_size=768 if big else 256,
-        num_hidden_layers=4,
+        num_hidden_layers=12 if big else 4,
         num_attention_heads=12 if big else 4,
         intermediate_size=3072 if big else 1024,
     )
