@@ -208,7 +208,6 @@ def _cuagent_with_lock(arguments: list[str]) -> None:
     """Run cuagent's command line with the arguments from the third on; the first two are the
     number of torch's compiling processes and the lock file of the GPU."""
     from cuagent.cli.main import main as cuagent
-
     from cuagent.worker.arms import COMPILERS
 
     _share(Path(arguments[1]))
