@@ -168,7 +168,8 @@ def _text(record: dict[str, Any]) -> str:
         return f"FAILED: {record['failed']}"
     if "same" not in record:
         took = " + ".join(f"{s:.0f} s {name}" for name, s in record["seconds"].items())
-        return f"{record['verdict']} ({took})"
+        how = record.get("exported", "the result")
+        return f"{record['verdict']} ({took}{'' if how == 'the result' else f'; exported {how}'})"
     parts = ["same results" if record["same"] else "DIFFERENT results"]
     for kind in record["errors"]["before"]:
         values = [record["errors"][word][kind] for word in ("before", "after", "difference")]

@@ -33,7 +33,7 @@ def options(steps: int) -> argparse.Namespace:
     parser.add_argument("--package", help="exported package that optimizes the model")
     parser.add_argument("--save", help="file for the results, to compare two runs")
     parser.add_argument("--double", action="store_true", help="compute in float64, as a reference")
-    parser.add_argument("--lock", help="file locked during the steps: scripts take turns")
+    parser.add_argument("--lock", help="file locked from the second step on: scripts take turns")
     found = parser.parse_args()
     found.batches = found.steps + WARM
     torch.manual_seed(0)
@@ -60,9 +60,10 @@ def finished(step: Callable[[int], Any], given: argparse.Namespace) -> None:
     `step` is called with the number of a batch. The printed times are [smallest, median] of the
     wall time and of the process time, in seconds per step.
     """
-    wall, busy, results = [], [], []
+    wall, busy, results = [], [], [step(0)]  # it compiles, for seconds and hardly on the GPU
+    _wait(given)
     with locked(given.lock):
-        for number in range(given.batches):
+        for number in range(1, given.batches):
             result = step(number)
             _wait(given)
             if given.save:
