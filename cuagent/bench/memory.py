@@ -78,7 +78,8 @@ class Size:
         """Return the bytes of GPU memory to reserve for the problem, at most `USABLE` of the GPU's
         memory.
 
-        If one call takes more than `SHARE` of the memory, the plan for large tasks applies.
+        If one call in float32 takes more than `SHARE` of the memory, the plan for large tasks
+        applies.
         """
         if self.call is None:
             return int(UNKNOWN_PART * self.total)
@@ -122,7 +123,10 @@ class Size:
     @property
     def is_large(self) -> bool:
         """Return True if the memory may not suffice for processes that could also start later."""
-        return self.call is None or self.call > SHARE * self.total > 0
+        if self.call is None:
+            return True
+        as_float32 = self.call * max(1.0, self.precise / max(1, self.outputs) / FP64_OVER_FP32)
+        return as_float32 > SHARE * self.total > 0
 
     @property
     def usable(self) -> int:

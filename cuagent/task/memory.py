@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 _CPU = re.compile(r"can't allocate memory: you tried to allocate (\d+) bytes")
 _CUDA = re.compile(r"CUDA out of memory\. Tried to allocate ([\d.]+ \w+)")
 SHARE = 1 / 64
-"""A task is large if its inputs and outputs exceed this share of the device's memory. A usual
-verdict and timing of eight rungs need about fifty times their size."""
+"""A task is large if its inputs and outputs, as float32, exceed this share of the device's memory. A
+usual verdict and timing of eight rungs need about fifty times their size."""
 SMALLER = "give smaller inputs (--inputs), or end other programs that hold memory"
 """Advice for a task that needs more memory than is free."""
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
@@ -41,6 +46,18 @@ def large(count: int, device: str, budget: int | None = None) -> bool:
     idle, and copies must be avoided.
     """
     return count > SHARE * total(device, budget)
+
+
+def as_float32(tensors: Iterable[torch.Tensor]) -> int:
+    """Return the bytes of these tensors, with half-precision numbers counted as float32.
+
+    The fp64 runs take the most memory, and they are equally large for both.
+    """
+    least = 4  # bytes of a float32
+    return sum(
+        t.numel() * max(least, t.element_size()) if t.is_floating_point() else t.nbytes
+        for t in tensors
+    )
 
 
 def total(device: str, budget: int | None = None) -> int:

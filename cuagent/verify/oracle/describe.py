@@ -24,7 +24,7 @@ from cuagent.task import (
     read_settings,
     training_note,
 )
-from cuagent.task.memory import large, total
+from cuagent.task.memory import as_float32, large, total
 from cuagent.task.settings import baseline_settings
 from cuagent.verify.inputs.kinds import Inputs
 from cuagent.verify.inputs.ranges import ends_of, ranges_of
@@ -137,7 +137,7 @@ def describe(
     first = _first_run(opened, model, settings, budget)
     inputs, results, (spec, output_spec) = first.inputs, first.outputs, first.nested
     device = opened.task.device.value
-    is_large = large(sum(x.nbytes for x in (*inputs, *results)), device, budget)
+    is_large = large(as_float32((*inputs, *results)), device, budget)
     reference = TwoPrecisions(
         opened, model, spec, copies_inputs=first.writes_inputs or not is_large
     )
