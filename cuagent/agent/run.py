@@ -134,6 +134,10 @@ class Run:
     """Files of the work folder at the last snapshot, by name."""
     settles_rung: bool = True
     """True if the best rung is timed at record effort when no kernel is the result."""
+    kernels_only: bool = False
+    """True if no rung can be the result, only an attempt. Attempts are then judged for the record
+    although a rung is faster.
+    """
     durations: Durations = field(default_factory=Durations)
     """Seconds by stage of the work; the judge adds to the same object."""
     outputs: int = 0
@@ -187,6 +191,15 @@ class Run:
         seen, known = best.judgement, final.judgement
         earns_more = seen.score.reward > known.score.reward
         return best if earns_more or seen.exceeds(known) else None
+
+    def rival_of(self, tried: Tried) -> str:
+        """Return the name of the baseline because of which an attempt is not judged for the record.
+
+        "" if it is to be judged.
+        """
+        if self.kernels_only and not tried.judgement.loses_to_eager:
+            return ""
+        return tried.judgement.loses_to
 
     def spent(self) -> Spent:
         """Return the run's totals (steps, seconds, tokens, cost) as an event for the views."""

@@ -309,6 +309,7 @@ def _optimized(
         config=settings.to_json(),
     )
     run.settles_rung = False
+    run.kernels_only = settings.rules is Rules.KERNELS_ONLY
     with run.log:
         stop = run_agent(run, model, tools, (start_at_ladder, *HOOKS), emit)
     if stop is Stop.INTERRUPTED:
@@ -317,11 +318,12 @@ def _optimized(
     # The timing of the result has measured the device's rates, so nothing is measured here.
     fork_server, lock = judge.referee.fork_server, judge.device_lock
     arithmetic_s = arithmetic_seconds(task, fork_server, lock) if judgement else None
-    found |= figures(judgement, run.ladder, certification, arithmetic_s)
+    given = result_of(judgement, run.ladder, kernels_only=run.kernels_only)
+    found |= figures(judgement, run.ladder, certification, arithmetic_s, given)
     found |= _effort_of(run, stop)
     if not order.alone and (why := _lacked_memory(run)):
         return Status("failed", f"out of memory beside other problems: {why}")
-    return _status(run, stop)
+    return _status(run, stop, given)
 
 
 def _effort_of(run: Run, stop: Stop) -> Record:
@@ -355,9 +357,8 @@ def _messages(run: Run) -> list[str]:
     return [text for text in texts if text][-1:]
 
 
-def _status(run: Run, stop: Stop) -> Status:
+def _status(run: Run, stop: Stop, given: Result) -> Status:
     best = run.result.judgement if run.result is not None else None
-    given = result_of(best, run.ladder)
     if best is not None and given is Result.KERNEL:
         return Status(KERNEL, str(best.verdict.reason))
     if best is None and stop in (Stop.MODEL_FAILED, Stop.JUDGE_FAILED):

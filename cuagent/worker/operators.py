@@ -1,7 +1,8 @@
 """Refuse torch operators that compute, for candidates under the rule `kernels-only`.
 
 The rule is that of CUDA Agent: a candidate computes in its own kernels, and torch's operators only
-create, view and copy tensors. Products (cuBLAS) and convolutions (cuDNN) are allowed.
+create, view and copy tensors. Products (cuBLAS) and convolutions (cuDNN) are allowed, but not
+library kernels that also apply an activation.
 
 Each other operator's kernel for the CPU and for CUDA is replaced in the dispatcher of this process,
 before any code of the candidate is imported. So the rule holds in every thread, for calls from C++,
@@ -33,20 +34,24 @@ KERNELS = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional"
 """Dispatch keys whose kernels are used for every device."""
 PRODUCTS = names_in(
     """
-    mm addmm bmm baddbmm addbmm mv addmv dot vdot addr _addmm_activation _int_mm _scaled_mm
-    _grouped_mm _scaled_grouped_mm linalg_matmul
+    mm addmm bmm baddbmm addbmm mv addmv dot vdot _int_mm _scaled_mm _grouped_mm
+    _scaled_grouped_mm linalg_matmul
     """
 )
+"""`_addmm_activation` is left out, because it applies an activation too, and `addr`, because torch
+computes it elementwise."""
 CONVOLUTIONS = names_in(
     """
     convolution _convolution convolution_overrideable mkldnn_convolution cudnn_convolution
-    cudnn_convolution_transpose cudnn_convolution_relu cudnn_convolution_add_relu
-    slow_conv3d_forward slow_conv3d _slow_conv2d_forward thnn_conv2d conv_depthwise3d
-    _conv_depthwise2d slow_conv_transpose2d slow_conv_transpose3d slow_conv_dilated2d
-    slow_conv_dilated3d _nnpack_spatial_convolution miopen_convolution cudnn_is_acceptable
+    cudnn_convolution_transpose slow_conv3d_forward slow_conv3d _slow_conv2d_forward thnn_conv2d
+    conv_depthwise3d _conv_depthwise2d slow_conv_transpose2d slow_conv_transpose3d
+    slow_conv_dilated2d slow_conv_dilated3d _nnpack_spatial_convolution miopen_convolution
+    cudnn_is_acceptable
     mkldnn_reorder_conv2d_weight mkldnn_reorder_conv3d_weight
     """
 )
+"""`cudnn_convolution_relu` and `cudnn_convolution_add_relu` are left out, because they compute more
+than a convolution."""
 CREATIONS = names_in(
     """
     empty empty_like empty_strided empty_permuted new_empty new_empty_strided empty_quantized
