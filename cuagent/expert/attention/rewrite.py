@@ -29,7 +29,7 @@ from cuagent.expert.graph.graph import FLOATS
 from cuagent.expert.graph.lowering import argument, dtype_of, shape_of
 
 FIXED_LAYOUT = {"clone", "contiguous", "reshape", "linear", "matmul", "mm"}
-"""Operators whose result has a fixed memory layout, whatever the layout of their argument."""
+"""Operators whose result has a memory layout that does not depend on the layout of the argument."""
 VIEWS = {"view", "_unsafe_view"}
 
 
