@@ -28,7 +28,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cuagent import kernels
 from cuagent.expert.candidate import Candidate, Options, make_candidate
 from cuagent.expert.capture.subject import Subject, Target, open_subject
-from cuagent.expert.search import planner
+from cuagent.expert.search import choices, outcomes, planner
+from cuagent.expert.search.repairs import repairs
 from cuagent.task import load_task
 
 H200 = Target("cuda", (9, 0), 1, tf32=False, tf32_convolutions=True)
@@ -192,10 +193,10 @@ def _choices(subject: Subject, case: Case) -> Iterator[tuple[Options, str]]:
         yield Options(convolutions="channels_last"), "channels_last"
         yield Options(convolutions="every"), "every"
         return
-    done = planner.Outcome(first, True, "")
-    yield from planner._choices(subject, [done], planner.Bounds(), planner.NO_MEMORY)
+    done = outcomes.Outcome(first, True, "")
+    yield from choices.choices(subject, [done], outcomes.NO_BOUNDS, planner.NO_MEMORY)
     for reason in ("imprecise values", "exception"):
-        yield from planner.repairs(first, reason, ())
+        yield from repairs(first, reason, ())
 
 
 def _result(

@@ -60,7 +60,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "threads 512": {"threads": 512},
     "scalar": {"vector": False},
 }
-"""Options of the candidates by name: those that `search.planner` tries on a GPU."""
+"""Options of the candidates by name: those that `search.choices` tries on a GPU."""
 LOW_OCCUPANCY = 0.25
 SLOW_COMPILE_S = 20.0
 GRAVE = (

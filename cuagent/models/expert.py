@@ -15,7 +15,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cuagent.expert.search.memory import Memory
-from cuagent.expert.search.planner import Bounds, Outcome, Proposal, best_of, propose
+from cuagent.expert.search.outcomes import Bounds, Outcome, best_of
+from cuagent.expert.search.planner import Proposal, propose
 from cuagent.expert.search.progress import Progress, read_progress
 from cuagent.expert.search.tuning import recalled, remember
 from cuagent.models.model import Finish, Message, OnText, Reply, ToolCall, ToolSpec
@@ -34,7 +35,7 @@ MAX_FAILURES = 2
 candidate."""
 POSSIBLE_SHARES = (0.0, 0.5, 1.0)
 """Shares of a candidate's time in its own kernels, tried in place of the unknown real one. If the
-planner (`planner.OWN_SHARE`) chooses the same for all, no profile is needed."""
+planner (`outcomes.OWN_SHARE`) chooses the same for all, no profile is needed."""
 BASELINES = {"eager": "eager", "compile": "torch.compile"}
 
 

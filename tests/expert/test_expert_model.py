@@ -11,7 +11,8 @@ from modules import Gated, Mlp, task_text  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Options, make_candidate
 from cuagent.expert.capture.subject import Target
-from cuagent.expert.search.planner import Bounds, Outcome, propose
+from cuagent.expert.search.outcomes import Bounds, Outcome
+from cuagent.expert.search.planner import propose
 from cuagent.expert.search.progress import own_share
 from cuagent.message import Message
 from cuagent.models.expert import ExpertModel

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cuagent.expert.search.planner import Bounds, Outcome, Proposal
+from cuagent.expert.search.outcomes import Bounds, Outcome
+from cuagent.expert.search.planner import Proposal
 from cuagent.message import Message, ToolCall
 from cuagent.timing import Ratio
 
