@@ -10,7 +10,7 @@ import pytest
 
 from cuagent.agent import Stop
 from cuagent.arms import CANDIDATE, COMPILE, EAGER
-from cuagent.bench import solve
+from cuagent.bench import optimize
 from cuagent.bench.certificates import Certification
 from cuagent.bench.figures import figures
 from cuagent.judgement import Judgement, Result, result_of
@@ -131,12 +131,12 @@ def test_status_names_what_the_user_gets(
         messages=[],
         kernels_only=False,
     )
-    result = solve._status(run, stop, result_of(judgement, found))
+    result = optimize._status(run, stop, result_of(judgement, found))
     assert result.name == status
     if status == "free option":
         assert f"{GRAPH} is 6.96x over eager" in result.reason
     run.kernels_only = True
-    by_kernels_only = solve._status(run, stop, result_of(judgement, found, kernels_only=True))
+    by_kernels_only = optimize._status(run, stop, result_of(judgement, found, kernels_only=True))
     assert by_kernels_only.name == status_of_kernels_only
 
 
