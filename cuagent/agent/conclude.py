@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from cuagent.agent.attended import Interrupted
 from cuagent.agent.ladder import HURRIED, confirm_rung, measure_remaining_rungs
-from cuagent.agent.run import JudgeLost, Run, Tried
+from cuagent.agent.run import JudgeLost, Run
 from cuagent.agent.stop import Stop
+from cuagent.agent.tried import Tried
 from cuagent.agent.wording import NAMES, ratio_over, ratios_line
 from cuagent.events import Emit, Notice, Phase, RunEnded
 from cuagent.judgement import Judgement, Result, free_of, result_of

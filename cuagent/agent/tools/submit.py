@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from cuagent.agent.ladder import measure_remaining_rungs
-from cuagent.agent.run import Run, Tried
+from cuagent.agent.run import Run
 from cuagent.agent.stop import Stop
 from cuagent.agent.tools.candidate import figures, judged
 from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schema
+from cuagent.agent.tried import Tried
 from cuagent.agent.wording import NAMES, judgement_lines
 from cuagent.attempt import AttemptError, freeze
 from cuagent.events import Phase
