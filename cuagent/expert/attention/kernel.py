@@ -10,7 +10,7 @@ from typing import Any
 
 from cuagent.expert.capture.subject import Target
 from cuagent.expert.graph.graph import Graph, Node
-from cuagent.expert.products.match import SPLIT_CAPABILITIES
+from cuagent.expert.products.qualify import SPLIT_CAPABILITIES
 from cuagent.expert.streaming.nest import NestError, storage
 
 MOST_DEPTH = {"float32": 128, "float16": 256, "bfloat16": 256}

@@ -19,7 +19,8 @@ from cuagent.expert.capture.subject import Target
 from cuagent.expert.einsums.contraction import Einsum, TileOperation, tile_operations
 from cuagent.expert.graph.graph import Graph, Kind, Node, contiguous_strides
 from cuagent.expert.products.expressions import EXPRESSIONS
-from cuagent.expert.products.match import SPLIT_CAPABILITIES, only_reader
+from cuagent.expert.products.match import only_reader
+from cuagent.expert.products.qualify import SPLIT_CAPABILITIES
 from cuagent.expert.streaming.group import Group
 from cuagent.expert.streaming.nest import NestError, storage
 
