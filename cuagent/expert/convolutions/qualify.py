@@ -13,7 +13,7 @@ import math
 from cuagent.expert.capture.subject import Target
 from cuagent.expert.convolutions.convolution import COPY, FEW, VECTOR, settings_of, volume_of
 from cuagent.expert.graph.graph import Graph, Kind, Node
-from cuagent.expert.streaming.nest import NestError
+from cuagent.expert.graph.storage import NestError
 
 CHANNELS_LAST = "{0}.movedim(1, -1).contiguous()"
 LEAST_CHANNELS = 2

@@ -16,10 +16,10 @@ import math
 from cuagent.expert.anchored.values import address
 from cuagent.expert.depthwise.match import DepthwiseText, place
 from cuagent.expert.graph.graph import ITEM_BYTES, Kind, Window
+from cuagent.expert.graph.storage import NestError, storage
 from cuagent.expert.kernel import KernelCall, Request, cuda_call
 from cuagent.expert.streaming.cuda_text import headers_of
 from cuagent.expert.streaming.expressions import computed_type, identifier
-from cuagent.expert.streaming.nest import NestError, storage
 
 THREADS = 256
 ROWS, RESULTS = 8, 32

@@ -18,11 +18,11 @@ from typing import Any
 
 from cuagent.expert.capture.subject import Target
 from cuagent.expert.graph.graph import Graph, Kind, Node
+from cuagent.expert.graph.storage import NestError
 from cuagent.expert.products.expressions import EXPRESSIONS
 from cuagent.expert.products.product import TRIANGLE, Matrix, Product, batch_of, matrix_of, parts_of
 from cuagent.expert.products.qualify import may_gain, qualifies, splits
 from cuagent.expert.streaming.group import Group, Step
-from cuagent.expert.streaming.nest import NestError
 
 MOST_BATCH = 65535
 """Largest batch of a product: CUDA's limit of a grid's second dimension."""

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from cuagent.expert.graph.graph import Graph, Kind, Node, Shape, contiguous_strides
-from cuagent.expert.streaming.nest import NestError, storage
+from cuagent.expert.graph.storage import NestError, storage
 
 TRIANGLE = re.compile(r"torch\.ops\.aten\.(tri[ul])\.default\(\{0\}(?:, (-?\d+))?\)")
 
