@@ -239,8 +239,8 @@ def _compare(
     inputs: list[Any],
     result: dict[str, Any],
 ) -> None:
-    """Compare the results for some inputs; write the largest ratio of errors, and what is wrong,
-    to `result`."""
+    """Compare the results for some inputs; write the largest ratio of errors and the faults to
+    `result`."""
     half = case.configuration in LEAST_OF_HALF
     options, target = candidate.options, case.target
     tf32 = target.tf32_convolutions and not options.exact_convolutions and not half
