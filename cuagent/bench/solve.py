@@ -254,6 +254,7 @@ def _model(order: Order, task: Task) -> Model:
     )
     if isinstance(model, ExpertModel):
         model.explains = False
+        model.kernels_only = order.settings.rules is Rules.KERNELS_ONLY
     return model
 
 

@@ -54,6 +54,9 @@ class ExpertModel:
         self.explains = True
         """True to profile also for the user of `optimize`; False to profile only if the choice of
         the next candidate depends on the profile."""
+        self.kernels_only = False
+        """True if no free option can be the result: candidates are tried although one is optimal,
+        and none leaves work to torch.compile."""
         self._memory: Memory | None = None
         self._subject: Subject | None = None
         self._problem = ""
@@ -70,7 +73,8 @@ class ExpertModel:
         handled."""
         tool_names = {tool.name for tool in tools}
         recorded = self._memory = _recorded(messages)
-        text, calls = self._next(read_progress(messages, self._proposal), tool_names)
+        progress = read_progress(messages, self._proposal, kernels_only=self.kernels_only)
+        text, calls = self._next(progress, tool_names)
         for piece in re.findall(r"\S*\s|\S+", text):
             on_text(piece, "text")
         turn = sum(1 for m in messages if m.role == "assistant")

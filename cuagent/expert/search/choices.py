@@ -109,7 +109,7 @@ def _changes(subject: Subject, best: Outcome, bounds: Bounds) -> Iterator[tuple[
     if not best.is_clear_gain:
         yield from _tf32(subject, best)
         yield from _layouts(subject, best)
-    if not options.compile and _rest_may_gain(best, bounds):
+    if not (options.compile or bounds.kernels_only) and _rest_may_gain(best, bounds):
         mode = _compile_mode(bounds.rung)
         graph = options.graph or (_has_graph(bounds.rung) and subject.backward is None)
         yield (

@@ -108,11 +108,13 @@ class Bounds:
     Its convolutions then do not run in TF32, unless a later sum over many positions hides their
     error.
     """
+    kernels_only: bool = False
+    """True if no rung can be the result, and a candidate must compute in its own kernels."""
 
     @property
     def rung_is_optimal(self) -> bool:
-        """True if no kernel can be a clear gain over the best rung."""
-        return self._is_optimal(self.rung_seconds)
+        """True if the best rung can be the result, and no kernel can be a clear gain over it."""
+        return not self.kernels_only and self._is_optimal(self.rung_seconds)
 
     def end_search(self, best: Outcome) -> bool:
         """Return True if no other candidate can be a clear gain over `best`."""
