@@ -37,8 +37,8 @@ class Registered:
 
 
 def quick_overrides(patch: pytest.MonkeyPatch) -> None:
-    """Let torch register the kernels of a table once; later calls with an equal table restore them.
-    Versions of torch without the function stay as they are."""
+    """Let torch register for a table once; later calls with an equal table restore what it
+    registered. Versions of torch without the function stay as they are."""
     if override := getattr(exported_program, NAME, None):
         patch.setattr(exported_program, NAME, remembering(override))
 
