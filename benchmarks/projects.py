@@ -1,14 +1,18 @@
 """Take modules out of users' scripts, make them faster, and run the scripts with the packages.
 
-    python benchmarks/projects.py [NAME ...] [--device cuda] [--search] [--pairs 2] [--out DIR]
+    python benchmarks/projects.py [NAME ...] [--device cuda] [--search] [--json FILE] [--out DIR]
 
 The folder `projects` contains seven scripts as users write them. For each script, `cuagent capture`
 records a module, and the expert's first candidate is judged on all recorded shapes (with
-`--search`, `cuagent optimize` runs instead). The result is exported as a package and installed into
-a new virtual environment that cannot import cuagent. There the script runs without and with the
-package, in alternation. The program prints the verdict, the difference of the script's results, and
-the wall and processor time of a step before and after (the smallest of all runs). A kernel that is
+`--search`, `cuagent optimize` runs instead). The result is exported as a package. A kernel that is
 not faster is exported too, to show its cost.
+
+Then the package is installed into a new virtual environment without cuagent, where the script runs
+in float64, without, and with the package. The results with the package may have three times the
+error of those without it. Pairs of timed runs follow, in alternation; a lock keeps scripts from
+being timed at the same time. `--jobs` projects are processed at a time. The program prints the
+verdict, the errors, and the wall and processor time of a step without and with the package, with
+the interval of their ratio over the pairs.
 """
 
 from __future__ import annotations
@@ -16,19 +20,20 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
-import venv
-import zipfile
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent / "projects"
+from projects_runs import ProjectFailed, compare, last_line, run
+
+SHARED = "--with-lock-of-the-gpu"
+"""First argument of this program where it runs cuagent's command line for one of several
+projects."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +43,14 @@ class Project:
     name: str
     module: str
     backward: bool = False
-    tolerance: float = 1e-3
-    """Largest accepted difference of the script's results, relative to their root mean square."""
 
 
 PROJECTS = {
     project.name: project
     for project in (
         Project("train_lm", "loss", backward=True),
-        Project("encoder", "encoder.layer.0", tolerance=0.1),
-        Project("llama", "layers.0.mlp", tolerance=0.1),
+        Project("encoder", "encoder.layer.0"),
+        Project("llama", "layers.0.mlp"),
         Project("vision", "blocks.0"),
         Project("gru", "Decoder"),
         Project("dlrm", "DLRM"),
@@ -57,88 +60,171 @@ PROJECTS = {
 
 
 def main() -> None:
-    """Process each project and print its lines. The exit code is 1 if the results of a script
-    differ."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(PROJECTS))
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--search", action="store_true")
-    parser.add_argument("--pairs", type=int, default=2)
-    parser.add_argument("--jobs", type=int, default=1, help="projects judged at a time")
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    if given.device == "auto":
-        import torch
-
-        given.device = "cuda" if torch.cuda.is_available() else "cpu"
+    """Process each project and print its lines. The exit code is 1 if a step fails or the results
+    of a script differ."""
+    if sys.argv[1:2] == [SHARED]:
+        _cuagent_with_lock(sys.argv[2:])
+        return
+    given = _arguments()
     chosen = [PROJECTS[name] for name in given.names or PROJECTS]
+    records: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="projects-") as scratch:
-        out = (given.out or Path(scratch)).resolve()
-        out.mkdir(parents=True, exist_ok=True)
-        python = environment(out / "env")
-        with ProcessPoolExecutor(given.jobs, get_context("spawn"), max_tasks_per_child=1) as pool:
-            made = {
-                project: pool.submit(packaged, project, out / project.name, given)
-                for project in chosen
-            }
-            # Wait for all: scripts are timed when nothing else runs.
-            texts = {project: future.result() for project, future in made.items()}
-        failed = False
-        for project, text in texts.items():
-            print(f"{project.name}: {text}", flush=True)
-            package = out / project.name / "package"
-            if package.is_dir():
-                compared = compare(project, package, python, given)
-                print(f"  {compared['text']}", flush=True)
-                failed |= not compared["same"]
-    raise SystemExit(int(failed))
+        given.out = (given.out or Path(scratch)).resolve()
+        given.out.mkdir(parents=True, exist_ok=True)
+        # All packages first: no script is timed while a judge uses the device.
+        for work in packaged, ran:
+            with ProcessPoolExecutor(
+                given.jobs, get_context("spawn"), max_tasks_per_child=1
+            ) as pool:
+                futures: dict[Future[dict[str, Any]], Project] = {
+                    pool.submit(work, project, given): project
+                    for project in chosen
+                    if "failed" not in records.get(project.name, {})
+                }
+                for future in as_completed(futures):
+                    name = futures[future].name
+                    records[name] = records.get(name, {}) | future.result()
+                    print(f"{name}: {_text(records[name])}", flush=True)
+                    if given.json is not None:
+                        _write(given, records)
+    raise SystemExit(any("failed" in r or not r["same"] for r in records.values()))
 
 
-def environment(folder: Path) -> Path:
-    """Create a virtual environment that has torch and cannot import cuagent; return the path of its
-    Python."""
+def _arguments() -> argparse.Namespace:
     import torch
 
-    venv.create(folder, symlinks=True, with_pip=False, clear=True)
-    site = _site(folder)
-    packages = Path(torch.__file__).parents[1]
-    text = f"{packages}\nimport sys; sys.modules['cuagent'] = None\n"
-    (site / "torch_of_the_host.pth").write_text(text)
-    python = folder / "bin" / "python"
-    code = "import torch\ntry:\n import cuagent\nexcept ImportError: print('absent')"
-    done = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True)
-    if done.stdout.strip() != "absent":
-        raise SystemExit("the new environment can import cuagent")
-    return python
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(PROJECTS))
+    found = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", default=found, choices=["cpu", "cuda"])
+    parser.add_argument("--search", action="store_true", help="run cuagent optimize")
+    parser.add_argument("--max-time", default="180s", help="limit of each cuagent optimize")
+    parser.add_argument("--pairs", type=int, default=5, help="pairs of timed runs of a script")
+    parser.add_argument("--seconds", type=float, default=1.0, help="duration of a timed run")
+    parser.add_argument("--jobs", type=int, help="projects at a time; default: 4 on a GPU, else 1")
+    parser.add_argument(
+        "--out", type=Path, help="folder for tasks, runs and packages, to keep them"
+    )
+    parser.add_argument("--json", type=Path, help="file for all figures")
+    given = parser.parse_args()
+    if given.jobs is None:
+        given.jobs = 4 if given.device == "cuda" else 1
+    unknown = [name for name in given.names if name not in PROJECTS]
+    if unknown:
+        parser.error(f"no project {unknown[0]!r}; choose from {', '.join(PROJECTS)}")
+    return given
 
 
-def _site(folder: Path) -> Path:
-    found = next(folder.glob("lib/python*/site-packages"))
-    assert isinstance(found, Path)
-    return found
+def _write(given: argparse.Namespace, records: dict[str, Any]) -> None:
+    import torch
+
+    name = torch.cuda.get_device_name() if given.device == "cuda" else "cpu"
+    settings = {"search": given.search, "pairs": given.pairs, "seconds": given.seconds}
+    settings |= {"device": name, "torch": torch.__version__, "jobs": given.jobs}
+    given.json.write_text(json.dumps({"settings": settings, "projects": records}, indent=1) + "\n")
 
 
-def packaged(project: Project, folder: Path, given: argparse.Namespace) -> str:
-    """Capture, judge and export one module in this process; return the text to print."""
+def packaged(project: Project, given: argparse.Namespace) -> dict[str, Any]:
+    """Capture, judge and export one module; return the `verdict` as text and the seconds, or why
+    it `failed`."""
     begin = time.monotonic()
+    folder = given.out / project.name
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "cuagent", "capture", f"{project.name}.py"]
     command += ["--module", project.module, "--out", str(folder / "task")]
-    done = _run([*command, "--", "--device", given.device])
+    done = run([*command, "--", "--device", given.device])
     if done.returncode:
-        return f"not captured: {done.stderr.strip()[-400:]}"
-    text = _searched(project, folder, given) if given.search else _judged(project, folder, given)
-    return f"{text} ({time.monotonic() - begin:.0f} s)"
+        return {"failed": f"not captured: {last_line(done.stderr)}"}
+    captured = time.monotonic()
+    try:
+        found = (
+            _searched(project, folder, given) if given.search else _judged(project, folder, given)
+        )
+    except ProjectFailed as error:
+        return {"failed": str(error)}
+    seconds = {"capture": captured - begin, "package": time.monotonic() - captured}
+    return found | {"seconds": {name: round(s, 1) for name, s in seconds.items()}}
 
 
-def _judged(project: Project, folder: Path, given: argparse.Namespace) -> str:
-    """Judge the expert's first candidate with quick timing and export it if it is accepted; return
-    the text to print."""
-    from cuagent.attempt import Attempt
+def ran(project: Project, given: argparse.Namespace) -> dict[str, Any]:
+    """Install the package and run the script without and with it; return what `compare` returns,
+    or why it `failed`."""
+    try:
+        return compare(
+            project.name,
+            given.out / project.name / "package",
+            device=given.device,
+            pairs=given.pairs,
+            seconds=given.seconds,
+            lock=given.out / "scripts.lock",
+        )
+    except ProjectFailed as error:
+        return {"failed": str(error)}
+
+
+def _text(record: dict[str, Any]) -> str:
+    """Return the newest part of a record as text."""
+    if "failed" in record:
+        return f"FAILED: {record['failed']}"
+    if "same" not in record:
+        took = " + ".join(f"{s:.0f} s {name}" for name, s in record["seconds"].items())
+        how = record.get("exported", "the result")
+        return f"{record['verdict']} ({took}{'' if how == 'the result' else f'; exported {how}'})"
+    parts = ["same results" if record["same"] else "DIFFERENT results"]
+    for kind in record["errors"]["before"]:
+        values = [record["errors"][word][kind] for word in ("before", "after", "difference")]
+        parts.append("error of {} {:.1e} -> {:.1e} (difference {:.1e})".format(kind, *values))
+    for word, kind in ("wall", "wall_s"), ("processor", "process_s"):
+        found = record[kind]
+        low, high = found["interval"] or (found["ratio"], found["ratio"])
+        parts.append(
+            f"{word} {found['before'] * 1e3:.3f} -> {found['after'] * 1e3:.3f} ms a step "
+            f"({found['ratio']:.2f}x [{low:.2f}, {high:.2f}])"
+        )
+    return "; ".join([*parts, *record["warned"]])
+
+
+def _lock(given: argparse.Namespace) -> Path | None:
+    """Return the lock file of the GPU if several projects use it."""
     from cuagent.bench.lock_file import lock_file
+
+    if given.jobs == 1 or given.device != "cuda":
+        return None
+    return lock_file(os.environ.get("CUDA_VISIBLE_DEVICES", "0"))
+
+
+def _share(lock: Path) -> None:
+    """Let all judges of this process share the GPU by its lock file: they time alone on it."""
+    from cuagent import judge
+    from cuagent.device_lock import DeviceLock
+
+    class SharedJudge(judge.LocalJudge):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **{"device_lock": DeviceLock(lock)} | options)
+
+    judge.LocalJudge = SharedJudge  # type: ignore[misc]
+
+
+def _cuagent_with_lock(arguments: list[str]) -> None:
+    """Run cuagent's command line with the arguments from the third on; the first two are the
+    number of torch's compiling processes and the lock file of the GPU."""
+    from cuagent.cli.main import main as cuagent
+    from cuagent.worker.arms import COMPILERS
+
+    _share(Path(arguments[1]))
+    os.environ.setdefault(COMPILERS, arguments[0])  # each process would use all processors
+    sys.argv = ["cuagent", *arguments[2:]]
+    cuagent()
+
+
+def _judged(project: Project, folder: Path, given: argparse.Namespace) -> dict[str, Any]:
+    """Judge the expert's first candidate with quick timing and export it if it is accepted; return
+    its verdict. Raises ProjectFailed."""
+    if (lock := _lock(given)) is not None:
+        _share(lock)
+    from cuagent.attempt import Attempt
     from cuagent.capture.shapes import judge_shapes
     from cuagent.cli.script import captured_of
-    from cuagent.device_lock import DeviceLock
     from cuagent.expert.candidate import Options, make_candidate
     from cuagent.expert.capture.subject import open_subject
     from cuagent.judge import LocalJudge
@@ -152,16 +238,13 @@ def _judged(project: Project, folder: Path, given: argparse.Namespace) -> str:
         task = training_step(task)
     candidate = make_candidate(open_subject(task), Options())
     if candidate is None:
-        return "the expert has no candidate"
+        raise ProjectFailed("the expert has no candidate")
     attempt = Attempt(tuple(candidate.files.items()))
-    shared = given.jobs > 1 and given.device == "cuda"
-    number = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
-    lock = DeviceLock(lock_file(number) if shared else None)
-    with LocalJudge(task, device_lock=lock) as judge:
+    with LocalJudge(task) as judge:
         judgement = judge.judge(attempt, Effort.QUICK)
     verdict, timing = judgement.verdict, judgement.timing
     if not verdict.accepted:
-        return f"rejected, {verdict.reason}: {verdict.detail[:200]}"
+        raise ProjectFailed(f"rejected, {verdict.reason}: {' '.join(verdict.detail.split())[:200]}")
     found = judge_shapes(task, attempt, judgement)
     captured = captured_of(task, folder, attempt.digest)
     if found is not None and captured is not None:
@@ -170,99 +253,45 @@ def _judged(project: Project, folder: Path, given: argparse.Namespace) -> str:
     export(attempt, task, judgement, folder / "package", captured=captured)
     ratios = timing.ratios.items() if timing is not None else ()
     texts = [f"{r.value:.2f}x [{r.low:.2f}, {r.high:.2f}] over {name}" for name, r in ratios]
-    return f"accepted, {'; '.join(texts)}"
+    return {"verdict": f"accepted, {'; '.join(texts)}"}
 
 
-def _searched(project: Project, folder: Path, given: argparse.Namespace) -> str:
+def _searched(project: Project, folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     """Run `cuagent optimize` and export its result, or its best attempt without one; return the
-    text to print."""
-    base = [sys.executable, "-m", "cuagent"]
+    result. Raises ProjectFailed."""
+    base: list[Any] = [sys.executable, "-m", "cuagent"]
+    lock = _lock(given)
+    optimize = base
+    if lock is not None:
+        compilers = max(1, (os.cpu_count() or 1) // given.jobs)
+        optimize = [sys.executable, Path(__file__).resolve(), SHARED, compilers, lock]
     runs = ["--run-dir", str(folder / "runs")]
-    command = [*base, "optimize", str(folder / "task"), "--model", "expert", *runs]
+    command = [*optimize, "optimize", str(folder / "task"), "--model", "expert", *runs]
     command += ["--device", given.device, "--output-format", "json"]
-    done = _run([*command, *(["--backward"] if project.backward else [])])
+    command += ["--max-time", given.max_time]
+    done = run([*command, *(["--backward"] if project.backward else [])])
     if done.returncode:
-        return f"not optimized: {done.stderr.strip()[-400:]}"
-    result: dict[str, Any] = json.loads(done.stdout)
+        raise ProjectFailed(f"not optimized: {last_line(done.stderr)}")
+    (folder / "optimize.txt").write_text(done.stderr)
+    lines = done.stderr.splitlines()
+    found: dict[str, Any] = json.loads(done.stdout)
     command = [*base, "export", "latest", "--out", str(folder / "package"), *runs]
-    done = _run(command)
-    line = result["summary"].strip().partition("\n")[0]
-    if done.returncode and result["attempt"] is not None:
-        chosen = [*command, "--attempt", str(result["attempt"])]
-        for options, word in ((), "--attempt"), (["--force"], "--force"):
+    done = run(command)
+    exported = "the result"
+    if done.returncode and found["attempt"] is not None:
+        chosen = [*command, "--attempt", str(found["attempt"])]
+        for options, word in ([], "--attempt"), (["--force"], "--attempt and --force"):
             if done.returncode:
-                done = _run([*chosen, *options])
-                line += "" if done.returncode else f"; exported with {word}"
-    return line if not done.returncode else f"{line}; {done.stderr.strip()[-200:]}"
-
-
-def compare(
-    project: Project, package: Path, python: Path, given: argparse.Namespace
-) -> dict[str, Any]:
-    """Install the package and run the script without and with it, `--pairs` times each.
-
-    Returns `same` (True if the results differ by at most the tolerance), and the `text` to print.
-    """
-    name = json.loads((package / "task.json").read_text())["name"]
-    install(package, python)
-    times: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
-    files = {False: package.parent / "before.pt", True: package.parent / "after.pt"}
-    warned = ""
-    for number in range(2 * given.pairs):
-        fast = number % 2 == 1
-        command = [str(python), f"{project.name}.py", "--device", given.device]
-        command += ["--save", str(files[fast]), *(["--package", name] if fast else [])]
-        done = _run(command)
-        if done.returncode:
-            return {"same": False, "text": f"failed: {done.stderr.strip()[-600:]}"}
-        times[fast].append(json.loads(done.stdout.strip().rpartition("\n")[2]))
-        lines = [line for line in done.stderr.splitlines() if "RuntimeWarning" in line]
-        warned = f"; {lines[0].partition('RuntimeWarning: ')[2]}" if lines and fast else warned
-    worst = difference(*files.values())
-    parts = [f"largest difference {worst:.1e} of the results' size"]
-    for kind in ("wall_s", "process_s"):
-        before, after = (min(t[kind][0] for t in times[fast]) for fast in (False, True))
-        word = "wall" if kind == "wall_s" else "processor"
-        parts.append(
-            f"{word} {before * 1e3:.2f} -> {after * 1e3:.2f} ms a step ({before / after:.2f}x)"
-        )
-    return {"same": worst <= project.tolerance, "text": "; ".join(parts) + warned}
-
-
-def install(package: Path, python: Path) -> None:
-    """Install a package for the interpreter `python` by pip; without pip, unpack the package's
-    wheel."""
-    if not _run([sys.executable, "-m", "pip", "--version"]).returncode:
-        command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps"]
-        done = _run([*command, "--no-index", "--force-reinstall", str(package)])
-        if done.returncode:
-            raise SystemExit(done.stderr)
-        return
-    with tempfile.TemporaryDirectory() as scratch:
-        code = f"import cuagent_build; print(cuagent_build.build_wheel({scratch!r}))"
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=package, check=True, capture_output=True, text=True
-        )
-        with zipfile.ZipFile(Path(scratch, done.stdout.strip())) as wheel:
-            wheel.extractall(_site(python.parents[1]))
-
-
-def difference(before: Path, after: Path) -> float:
-    """Return the largest difference of two saved results, divided by the root mean square of the
-    first result."""
-    import torch
-    from torch.utils import _pytree as pytree
-
-    worst = 0.0
-    pairs = (pytree.tree_leaves(torch.load(file, map_location="cpu")) for file in (before, after))
-    for one, other in zip(*pairs, strict=True):
-        size = one.double().square().mean().sqrt().clamp_min(1e-30)
-        worst = max(worst, float((one.double() - other.double()).abs().max() / size))
-    return worst
-
-
-def _run(command: list[Any]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False)
+                done, exported = run([*chosen, *options]), f"with {word}"
+    if done.returncode:
+        raise ProjectFailed(f"not exported: {last_line(done.stderr)}")
+    return {
+        "verdict": found["summary"].strip().partition("\n")[0],
+        "result": found["result"],
+        "exported": exported,
+        "shapes": [line.strip() for line in lines if " calls  " in line or "weighted by" in line],
+        "optimize_s": found["duration_s"],
+    }
 
 
 if __name__ == "__main__":

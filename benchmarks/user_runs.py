@@ -75,6 +75,7 @@ def run(task: str, slot: int, cores: Sequence[int], limit_s: float) -> dict[str,
     command = [sys.executable, "-m", "cuagent", "optimize", str(Path(task).resolve())]
     command += ["--model", "expert", "--device", "cuda", "--output-format", "json"]
     begun = time.monotonic()
+    epoch_s = time.time()
     with tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen(
             command,
@@ -96,11 +97,28 @@ def run(task: str, slot: int, cores: Sequence[int], limit_s: float) -> dict[str,
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 text, errors = process.communicate()
+        timeline = timeline_of(Path(folder), epoch_s)
     row = {"task": task, "wall_s": round(time.monotonic() - begun, 1), "exit": process.returncode}
+    row["timeline"] = timeline
     try:
         return row | {"result": without_samples(json.loads(text))}
     except ValueError:
         return row | {"failed": errors[-1000:]}
+
+
+def timeline_of(folder: Path, epoch_s: float) -> list[tuple[float, str]]:
+    """Return the events of the log of a run below `folder`: (seconds after `epoch_s`, event)."""
+    found = []
+    for log in folder.glob(".cuagent/runs/*/log.jsonl"):
+        for record in map(json.loads, log.read_text().splitlines()):
+            text = {
+                "device": lambda r: f"{r['what']} {r['seconds']:.1f} s",
+                "judgement": lambda r: f"judged {r['attempt']} ({r['effort']})",
+                "end": lambda r: f"end: {r['stop']}",
+            }.get(record["type"])
+            if text:
+                found.append((round(float(record["time"]) - epoch_s, 1), text(record)))
+    return found
 
 
 def without_samples(value: Any) -> Any:

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import torch
-from common import finished, optimized, options
+from common import exact, finished, optimized, options
 from torch import Tensor, nn
 
 
@@ -33,10 +33,10 @@ class DLRM(nn.Module):
 
 def main() -> None:
     given = options(steps=16)
-    rows, batch = (100000, 8192) if given.device == "cuda" else (10000, 1024)
+    rows, batch = (100000, 32768) if given.device == "cuda" else (10000, 1024)
     model = optimized(DLRM(16, rows, 32).eval().to(given.device), given)
-    dense = torch.randn(given.steps + 2, batch, 13, device=given.device)
-    sparse = torch.randint(rows, (given.steps + 2, batch, 16), device=given.device)
+    dense = exact(torch.randn(given.batches, batch, 13, device=given.device), given)
+    sparse = torch.randint(rows, (given.batches, batch, 16), device=given.device)
 
     @torch.inference_mode()
     def step(number: int) -> Tensor:

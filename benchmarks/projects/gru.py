@@ -21,7 +21,7 @@ def main() -> None:
     given = options(steps=8)
     dim = 512 if given.device == "cuda" else 128
     model = optimized(Decoder(1000, dim).eval().to(given.device), given)
-    tokens = torch.randint(1000, (given.steps + 2, 8, 64), device=given.device)
+    tokens = torch.randint(1000, (given.batches, 8, 64), device=given.device)
 
     @torch.inference_mode()
     def step(number: int) -> Tensor:

@@ -1,4 +1,7 @@
-"""Generate text with a Llama-like decoder and a KV cache."""
+"""Score given continuations of prompts, token by token, with a Llama-like decoder and a KV cache.
+
+The tokens are given because one rounding more would change a sampled token and all later ones.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -79,15 +82,15 @@ def main() -> None:
     words, dim, depth = (4096, 2048, 8) if big else (1024, 256, 2)
     model = Llama(words, dim, depth).eval().to(given.device, torch.bfloat16 if big else None)
     optimized(model, given)
-    prompts = torch.randint(words, (given.steps + 2, 4, 64), device=given.device)
+    texts = torch.randint(words, (given.batches, 4, 64 + 8), device=given.device)
 
     @torch.inference_mode()
     def step(number: int) -> Tensor:
         caches: list[dict[str, Tensor]] = [{} for _ in model.layers]
-        scores = model(prompts[number], caches)
-        for _ in range(8):
-            scores = model(scores.argmax(-1, keepdim=True), caches)
-        return scores
+        prompts, following = texts[number].split([64, 8], 1)
+        scores = [model(prompts, caches)]
+        scores += [model(tokens, caches) for tokens in following.split(1, 1)]
+        return torch.stack(scores)
 
     finished(step, given)
 

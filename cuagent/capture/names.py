@@ -52,6 +52,7 @@ class Names:
         In an outermost call, the script's variables are searched anew.
         """
         if outermost:
+            self.of(module)  # named while it lives, for `known`
             found = _held(wanted)
             self._variable = None if found is None else weakref.ref(found)
         if is_wrapper(module):
@@ -61,8 +62,11 @@ class Names:
         return matches(wanted, *self.of(module))
 
     def known(self) -> list[str]:
-        """Return the full names of all modules that have been named so far."""
-        return [_joined(root, path) for ref, root, path in self._found.values() if ref()]
+        """Return the full names of all modules that have been named so far.
+
+        Those of a function's variables may have been deleted since.
+        """
+        return [_joined(root, path) for _, root, path in self._found.values()]
 
     def refresh(self) -> None:
         """Assign names to all live modules, so that `known` returns all of them."""

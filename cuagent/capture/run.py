@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cuagent.capture.names import suggestions
+from cuagent.capture.names import matches, suggestions
 
 CALLS = 20
 """Default number of calls of each shape whose inputs are recorded."""
@@ -104,9 +104,10 @@ def require_capture(order: Order, answer: dict[str, Any]) -> None:
             f"{order.module} was called {answer['under_capture']} times, all under CUDA graph "
             "capture, where its inputs cannot be read; call it once before the capture"
         )
-    near = suggestions(str(order.module), answer["known"])
+    name = str(order.module)
+    near = suggestions(name, answer["known"])
     hint = f"; did you mean {', '.join(near)}?" if near else "; see the names with --list"
-    there = any(order.module in (name, name.partition(".")[2]) for name in answer["known"])
+    there = any(matches(name, *known.partition(".")[::2]) for known in answer["known"])
     what = "exists, but was never called" if there else "was never called"
     hint = "" if there else hint
     if not (there or near):

@@ -312,6 +312,7 @@ def _result(run: Run, stop: Stop) -> dict[str, Any]:
             "ladder": run.ladder,
             "steps": run.steps,
             "duration_s": round(run.seconds, 3),
+            "stages": run.durations.to_json(),
             "tokens": run.usage,
             "cost_usd": run.cost,
             "unpriced_calls": run.unpriced_calls,

@@ -16,7 +16,7 @@ from cuagent.expert.graph.graph import ITEM_BYTES, Kind, Node, Part
 from cuagent.expert.graph.orders import inverse, permuted
 from cuagent.expert.kernel import KernelCall
 from cuagent.expert.method import FILL, FRESH, Computed, Method, TritonCall
-from cuagent.expert.prepared import Prepared
+from cuagent.expert.prepared import WIDTH, Prepared, in_lines
 from cuagent.expert.products.expressions import functions_of
 from cuagent.expert.products.triton import header
 from cuagent.expert.streaming.group import Group
@@ -41,7 +41,11 @@ def _lines(methods: Sequence[_Module]) -> list[str]:
     loads = list(dict.fromkeys(loads))
     products = list(dict.fromkeys(c.text for c in calls if isinstance(c, TritonCall)))
     base = parts.entry if parts.entry != "ModelNew" else "Reference"
-    notes = [f"    - {note}" for method in methods for note in method.parts.notes]
+    notes = [
+        textwrap.fill(note, WIDTH, initial_indent="    - ", subsequent_indent="      ")
+        for method in methods
+        for note in method.parts.notes
+    ]
     reference = parts.reference.splitlines()
     future = [line for line in reference if line.startswith("from __future__ import ")]
     imports = ["import torch", "import torch.nn.functional as F"]
@@ -213,9 +217,8 @@ class _Module(Prepared):
                 return [*out, f"    return {copied}"]
             return [*out, f"    return {call}"]
         if self.prepared_values:
-            names = ", ".join(self._name(n) for n in self.prepared_values)
-            comma = "," if len(self.prepared_values) == 1 else ""
-            out.append(f"    {names}{comma} = self.{self.prepare}()")
+            *names, last = in_lines([self._name(n) for n in self.prepared_values])
+            out += [f"    {line}" for line in (*names, f"{last} = self.{self.prepare}()")]
         return out + self._body()
 
     def _computed_by_graph(self) -> list[str]:

@@ -5,12 +5,24 @@ The method computes them at first use, and again if a parameter has changed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cuagent.expert.graph.graph import FLOATS, Kind, Node
 from cuagent.expert.graph.orders import inverse
 from cuagent.expert.method import FILL, Method
 from cuagent.expert.rules.library import literal
 from cuagent.expert.streaming.expressions import PYTHON_REDUCTIONS, on_parameters
 from cuagent.expert.values import Values, view_text
+
+WIDTH = 100
+"""Length of the lines of generated Python text, where it can be broken."""
+
+
+def in_lines(items: Sequence[str]) -> list[str]:
+    """Return the lines of a tuple of Python expressions: one line if they are short, else one for
+    each item."""
+    text = f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+    return [text] if len(text) < WIDTH - 20 else ["(", *(f"    {item}," for item in items), ")"]
 
 
 class Prepared(Values):
@@ -64,10 +76,12 @@ class Prepared(Values):
             for n in sources
         ]
         body += [line for node in chain for line in self._computed(node)]
-        values_text = ", ".join(
-            f"{name(n)}.to(torch.{self.graph.node(n).dtype}){_arranged(self.graph.node(n))}"
-            + (f" if {name(n)}.any() else None" if self.may_be_none(n) else "")
-            for n in self.prepared_values
+        values = in_lines(
+            [
+                f"{name(n)}.to(torch.{self.graph.node(n).dtype}){_arranged(self.graph.node(n))}"
+                + (f" if {name(n)}.any() else None" if self.may_be_none(n) else "")
+                for n in self.prepared_values
+            ]
         )
         return [
             "",
@@ -78,7 +92,8 @@ class Prepared(Values):
             f"        sources = ({listed}",
             "        )",
             *(f"        {line}" for line in body),
-            f"        known = {self.watch}(self, sources), ({values_text},)",
+            f"        known = {self.watch}(self, sources), {values[0]}",
+            *(f"        {line}" for line in values[1:]),
             f'        self.__dict__["{self.cache}"] = known',
             "    return known[1]",
         ]

@@ -154,6 +154,8 @@ def _replaced_class(original: Any) -> Any:
             return original.forward(self, *args, **named)
         wanted = torch.is_grad_enabled() and replacement.wants_gradients(given)
         if wanted and not replacement.may_train(boundary):
+            if replacement.given is None:  # gradients=False is the user's own wish
+                replacement.package.warn(replacement.why(given))
             return original.forward(self, *args, **named)
         if replacement.rebuilds:
             return replacement.run_and_rebuild(given, boundary, args, named)

@@ -42,7 +42,7 @@ def load_task(
 ) -> Task:
     """Read a task from `path.py`, `path.py:ClassName` or a captured folder.
 
-    Imports neither the file nor torch. `inputs` and `init` (grammar in `cuagent.task.spec`)
+    Without a name the class is `Model`, or the file's only class. Imports neither the file nor torch. `inputs` and `init` (grammar in `cuagent.task.spec`)
     override the file's own. `device="auto"` means CUDA if torch and the machine support it. Raises
     TaskError.
     """
@@ -50,7 +50,7 @@ def load_task(
     path = in_folder(path)
     source = _read(path)
     names = _names(source, path)
-    entry = named or ENTRY
+    entry = named or names.default()
     if not names.may_define(entry):
         raise TaskError(_missing(path, named, names))
     if inputs is None and not names.may_define("get_inputs"):
@@ -111,6 +111,11 @@ class _Names:
     def may_define(self, name: str) -> bool:
         """Return True if the file defines `name`, or may define it by `from x import *`."""
         return self._open or name in self.classes or name in self._others
+
+    def default(self) -> str:
+        """Return the name of the class to optimize if the user names none."""
+        only = len(self.classes) == 1 and not self.may_define(ENTRY)
+        return self.classes[0] if only else ENTRY
 
     def _collect(self, body: list[ast.stmt]) -> None:
         for node in body:
@@ -189,9 +194,10 @@ def _missing(path: Path, named: str | None, names: _Names) -> str:
     if not classes:
         return f"{path}: defines no class; it must define the torch.nn.Module to optimize"
     if named is None:
+        inputs = "" if names.may_define("get_inputs") else ' --inputs "f32[8,512]"'
         return (
             f"{path}: no class {ENTRY}; name the class after a colon, "
-            f'for instance {path}:{classes[-1]} --inputs "f32[8,512]"'
+            f"for instance {path}:{classes[-1]}{inputs}"
         )
     near = difflib.get_close_matches(named, [*classes, *names.imported], n=1)
     hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(classes[:8])}"

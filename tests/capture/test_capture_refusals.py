@@ -66,6 +66,22 @@ def test_a_module_that_is_not_there_or_never_called(capture: Run) -> None:
     assert "unused exists, but was never called in script.py" in refused(capture, script, "unused")
 
 
+def test_a_module_of_a_function_that_has_ended_is_known(capture: Run) -> None:
+    script = """
+        import torch
+        from torch import nn
+        def main():
+            model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+            model.unused = nn.Linear(3, 3)
+            model.forward = model[0].forward
+            model(torch.ones(2, 8))
+        main()
+        """
+    assert "model.unused exists, but was never called" in refused(capture, script, "model.unused")
+    line = refused(capture, script, "model.unsued")
+    assert "was never called in script.py; did you mean Sequential.unused" in line
+
+
 def test_inputs_beyond_the_quota(capture: Run) -> None:
     script = SMALL + "net(torch.ones(200_000, 8))\n"
     line = refused(capture, script, "net.part", quota=5 << 20)

@@ -63,7 +63,8 @@ def assert_agrees(
         exact = copy.deepcopy(reference).double()(*modules.mapped(to_fp64, inputs))
     assert list(map(repr, modules.leaves(inputs))) == list(map(repr, modules.leaves(before)))
     for a, b, right in zip(expected, got, modules.leaves(exact), strict=True):
-        assert (b.shape, b.dtype, b.stride()) == (a.shape, a.dtype, a.stride())
+        forms = [(t.shape, t.dtype, t.stride()) for t in (b, a)]
+        assert forms[0] == forms[1], forms
         scale = right.double().norm() + 1e-30
         error = (b.double() - right.double()).norm() / scale
         reference_error = (a.double() - right.double()).norm() / scale

@@ -204,6 +204,23 @@ def test_new_parameters_of_the_verified_form_run_the_kernel(
     assert ran(model) == 2
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_module_of_another_dtype_is_the_users_until_it_is_cast_back(
+    dtype: torch.dtype, model: Any, original: Any
+) -> None:
+    for module in (model, original):
+        module.to(dtype)
+    with torch.no_grad():
+        found = model(X.to(dtype))
+        assert found.dtype == dtype
+        torch.testing.assert_close(found, original(X.to(dtype)), rtol=0, atol=0)
+        assert ran(model) == 0
+        for module in (model, original):
+            module.to(torch.float32)
+        close(model(X), original(X))
+    assert ran(model) == 1
+
+
 def test_transposed_parameter_in_the_same_memory_runs_the_original(
     model: Any, original: Any
 ) -> None:
@@ -371,7 +388,9 @@ def test_torch_that_lacks_an_internal_of_the_package_is_named(
 def test_without_a_verified_backward_training_is_the_users(package: Any, original: Any) -> None:
     model = package.optimize_(nn.Sequential(copy.deepcopy(original)))
     assert "no backward of the kernel was verified" in model[0].why_original(X)
-    model(X).sum().backward()
+    model[0].__dict__[REPLACEMENT].package.warned.clear()
+    (text,) = warned(lambda: [model(X).sum().backward() for _ in range(2)])
+    assert text.endswith("gradients are wanted, and no backward of the kernel was verified")
     assert ran(model) == 0, "a kernel whose backward is the original's only adds its own time"
     with torch.no_grad():
         model(X)

@@ -238,6 +238,23 @@ def test_whole_graph_trains_with_the_kernel(pair: tuple[Any, Any]) -> None:
     assert ran(model) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("wanted", [True, False])
+@pytest.mark.parametrize("permuted", [False, True])
+def test_operator_with_a_backward_passes_opcheck(
+    permuted: bool, wanted: bool, pair: tuple[Any, Any]
+) -> None:
+    replacement = pair[1].__dict__["_cuagent_replacement"]
+    x = torch.randn(8, 4).t() if permuted else torch.randn(4, 8)
+    x.requires_grad_(wanted)
+    state = [
+        t.detach().clone().requires_grad_(wanted and t.requires_grad)
+        for t in replacement.watch.tensors
+    ]
+    found = torch.library.opcheck(replacement.boundary.call, ([x, ROWS], state))
+    assert set(found.values()) == {"SUCCESS"}
+
+
 def test_other_shapes_and_gradients_false_train_the_users_module(folder: Path) -> None:
     gates, package = importlib.import_module("users_gates"), importlib.import_module("gate_trained")
     model = package.optimize_(gates.Gate())

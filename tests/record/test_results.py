@@ -134,6 +134,7 @@ OPTIMIZE = {
     "ladder": LADDER,
     "steps": 3,
     "duration_s": 60.5,
+    "stages": {"opening_s": 2.5},
     "tokens": Usage(1, 2, 3, 4, 5),
     "cost_usd": 0.5,
     "unpriced_calls": 0,

@@ -122,9 +122,19 @@ def test_text_beyond_the_parsers_depth_is_a_syntax_error(tmp_path: Path, deep: s
 def test_missing_class_error_suggests_a_similar_name(file: Path) -> None:
     file.write_text(PLAIN)
     assert "no class Gaet; did you mean Gate?" in fails(f"{file}:Gaet", inputs="f32[2]")
-    assert f"name the class after a colon, for instance {file}:Gate" in fails(file)
+    file.write_text(f"{PLAIN}class Other(Gate): pass\n")
+    assert f'name the class after a colon, for instance {file}:Other --inputs "f32' in fails(file)
+    file.write_text(f"{PLAIN}class Other(Gate): pass\ndef get_inputs(): return []\n")
+    assert fails(file).endswith(f"for instance {file}:Other")
     file.write_text("x = 1\n")
     assert "defines no class" in fails(file)
+
+
+def test_the_only_class_of_a_file_needs_no_name(file: Path) -> None:
+    file.write_text(PLAIN)
+    assert load_task(file, inputs="f32[2]").entry == "Gate"
+    file.write_text(f"from nets import Model\n{PLAIN}")
+    assert load_task(file, inputs="f32[2]").entry == "Model"
 
 
 def test_file_without_a_class_names_the_missing_part(file: Path) -> None:

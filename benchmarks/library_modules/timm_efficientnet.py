@@ -1,0 +1,22 @@
+"""EfficientNet B0 on 64 images in fp16, from timm."""
+
+import timm
+import torch
+from torch import Tensor, nn
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = timm.create_model("efficientnet_b0").to(torch.float16).eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x)
+
+
+def get_inputs() -> list[Tensor]:
+    return [torch.randn(64, 3, 224, 224, dtype=torch.float16)]
+
+
+def get_init_inputs() -> list[object]:
+    return []
