@@ -9,8 +9,8 @@ before any code of the candidate is imported. So the rule holds in every thread,
 and for operators that an operator is composed of. Nothing holds the replaced kernels any more: a
 candidate that finds the replacement can change its error message, but cannot compute with it.
 
-Not covered: numpy and other libraries on the CPU, and functions of torch's libraries that a
-candidate's own machine code calls without the dispatcher.
+Not covered: numpy and other libraries on the CPU, operators that other packages register, and
+functions of torch's libraries that a candidate's own machine code calls without the dispatcher.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def names_in(text: str) -> frozenset[str]:
 
 
 NAMESPACES = ("aten", "quantized", "_quantized", "onednn", "mkldnn", "mkldnn_prepacked", "mkl")
-"""Operator namespaces with kernels for a device; operators of other namespaces are composed of
-these."""
+"""Operator namespaces of torch with kernels for a device; torch's operators of other namespaces are
+composed of these."""
 DEVICES = ("CPU", "CUDA")
 KERNELS = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 """Dispatch keys whose kernels are used for every device."""
@@ -81,6 +81,10 @@ DESCRIPTIONS = names_in(
 ALLOWED = PRODUCTS | CONVOLUTIONS | CREATIONS | COPIES | DESCRIPTIONS
 
 
+LAZY = ("_neg_view",)
+"""Views that make a later copy compute: a copy of a negated view negates the elements."""
+
+
 def refuse_computing_operators() -> None:
     """Make every torch operator outside ALLOWED raise an error, for the rest of this process."""
     import torch
@@ -108,7 +112,9 @@ def _computing() -> Iterator[str]:
     known = set(torch._C._dispatch_get_all_op_names())
     for schema in torch._C._jit_get_all_schemas():
         namespace, _, short = schema.name.partition("::")
-        if namespace not in NAMESPACES or short in ALLOWED or _is_view(schema):
+        if namespace not in NAMESPACES or short in ALLOWED:
+            continue
+        if short not in LAZY and _is_view(schema):
             continue
         name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
         if name in known and any(has_kernel(name, key) for key in (*DEVICES, *KERNELS)):
