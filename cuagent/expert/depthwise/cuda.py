@@ -191,8 +191,9 @@ class _Depthwise(DepthwiseText):
     ) -> None:
         """Write the loads of one input row, and their products with the weights.
 
-        `tests` are the C++ conditions that the row is inside of the plane. Loads under a condition
-        instead of a branch around them let the compiler issue the loads of all rows at once.
+        `tests` are the C++ conditions that the row is inside of the plane. With a condition
+        in each load instead of a branch around them, the compiler issues the loads of all rows
+        together.
         """
         w, window_row = self.w, "0"
         element = self._vectors(places, tests) if self.vector > 1 else self._scalars(places, tests)
