@@ -50,7 +50,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """Work on one problem. The steps `beside` run in parallel to `first`; `last` follows both."""
+    """Work on one problem. The steps `beside` run at the same time as `first`; `last` follows
+    both."""
 
     first: tuple[Step, ...]
     beside: tuple[Step, ...]
@@ -255,7 +256,7 @@ class Model:
             self._next(task)
 
     def _grant(self) -> None:
-        """Give the device to the first of the queue, if nobody shares it any more."""
+        """Give the device to the first of the queue, if no problem shares it any more."""
         device = self.device
         if device.owner is not None or device.running or not device.queue:
             return
@@ -321,9 +322,11 @@ def steady(records: Sequence[Record], settings: Settings) -> dict[str, float]:
 LONG_S = 30_000.0
 """Seconds of a simulation of a long benchmark."""
 OLD_GIVE_WAY_S, GIVE_WAY_S = 1.1, 0.4
-"""`Settings.give_way_s` before holds were shortened, when the last of several took 2.5 s on an
-H200, and after; the second is an estimate: 0.02 s until a process looks, 0.1 to 0.3 s in which the
-GPU finishes, and calls that are not interrupted."""
+"""`Settings.give_way_s` before holds were shortened, and after.
+
+Before, the last of several holds took 2.5 s on an H200. The second value is an estimate: 0.02 s
+until a process looks, 0.1 to 0.3 s in which the GPU finishes, and calls that are not interrupted.
+"""
 FACTORS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.25, 2.5)
 
 

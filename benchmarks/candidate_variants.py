@@ -222,7 +222,7 @@ def _loaded(module: Any, model: torch.nn.Module) -> torch.nn.Module:
 
 
 def import_file(path: Path) -> Any:
-    """Import a Python file under a name of its own, and return the module."""
+    """Import a Python file under a unique name, and return the module."""
     spec = importlib.util.spec_from_file_location(f"{path.stem}_{path.parent.name}", path)
     assert spec is not None
     assert spec.loader is not None

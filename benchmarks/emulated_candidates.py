@@ -8,17 +8,27 @@ FOLDERs contain problems in the format of KernelBench. Each is reduced to two si
 compare sizes are lowered, so that the plan is that of the full size. All candidates that the search
 could try after the first one are computed: CUDA C++ in the emulation of `tests/expert`, Triton in
 its interpreter, everything else by torch. Convolutions of torch round their operands to TF32 where
-cuDNN would. A candidate is wrong if shape, dtype or strides differ from eager's, if its error
-against fp64 exceeds that of eager by a factor, if it is not finite where the reference is, if it
-changes an input or a parameter, or if a kernel reads or writes outside of the tensors of its launch
-and its own arrays, or a vector at an address that is not a multiple of its size. Memory around
-inputs and in new tensors is NaN, shared memory before each block too. In odd sizes, threads and
-blocks of CUDA C++ run in descending order.
+cuDNN would.
 
-Not emulated: wrong synchronization that does not show when threads run one after another, races
-between blocks, memory limits, the arithmetic of `tl.dot` in TF32 (the interpreter multiplies in
-float32), fast approximations (`__expf`), asynchronous copies, CUDA graphs and torch.compile (the
-text of the forward runs as it is).
+A candidate is wrong if
+
+- shape, dtype or strides differ from eager's;
+- its error against fp64 exceeds that of eager by a factor;
+- it is not finite where the reference is;
+- it changes an input or a parameter;
+- a kernel accesses memory outside of the tensors of its launch and its own arrays, or a vector at
+  an address that is not a multiple of its size.
+
+Memory around inputs and in new tensors is NaN, and so is shared memory before each block. In odd
+sizes, threads and blocks of CUDA C++ run in descending order.
+
+Not emulated:
+
+- wrong synchronization that does not show when threads run one after another;
+- races between blocks, memory limits, asynchronous copies;
+- the arithmetic of `tl.dot` in TF32 (the interpreter multiplies in float32);
+- fast approximations (`__expf`);
+- CUDA graphs and torch.compile (the text of the forward runs as it is).
 """
 
 from __future__ import annotations
@@ -90,7 +100,7 @@ def _key(record: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _run(cases: list[Case], jobs: int, limit: int) -> Any:
-    """Yield the record of each case; each is computed in a process of its own, by `fork`."""
+    """Yield the record of each case; each is computed in a forked process."""
     warm_up()
     waiting, running = list(cases), dict[int, tuple[Case, str]]()
     while waiting or running:

@@ -28,7 +28,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cuagent import kernels
 from cuagent.expert.candidate import Candidate, Options, make_candidate
 from cuagent.expert.capture.subject import Subject, Target, open_subject
-from cuagent.expert.search import planner
+from cuagent.expert.search import choices, outcomes, planner
+from cuagent.expert.search.repairs import repairs
 from cuagent.task import load_task
 
 H200 = Target("cuda", (9, 0), 1, tf32=False, tf32_convolutions=True)
@@ -42,11 +43,11 @@ THRESHOLDS: dict[str, int | float] = {
     "convolutions.qualify.LEAST_OPERATIONS": 0,
     "convolutions.qualify.LEAST_OCCUPIED": 0,
     "convolutions.partials.CACHED_BYTES": 0,
-    "products.match.LEAST_OPERATIONS": 0,
-    "products.match.LEAST_SPLIT_OPERATIONS": 0,
-    "products.match.LEAST_SPLIT_REUSE": 16,
-    "products.match.LEAST_SPLIT_DEPTH": 64,
-    "products.match.LEAST_OCCUPIED": 0,
+    "products.qualify.LEAST_OPERATIONS": 0,
+    "products.qualify.LEAST_SPLIT_OPERATIONS": 0,
+    "products.qualify.LEAST_SPLIT_REUSE": 16,
+    "products.qualify.LEAST_SPLIT_DEPTH": 64,
+    "products.qualify.LEAST_OCCUPIED": 0,
     "products.operands.LEAST_REUSE": 48,
     "streaming.cuda_sliced.LEAST_COLUMNS": 512,
     "streaming.cuda_map.AHEAD_SIZE": 0,
@@ -192,10 +193,10 @@ def _choices(subject: Subject, case: Case) -> Iterator[tuple[Options, str]]:
         yield Options(convolutions="channels_last"), "channels_last"
         yield Options(convolutions="every"), "every"
         return
-    done = planner.Outcome(first, True, "")
-    yield from planner._choices(subject, [done], planner.Bounds(), planner.NO_MEMORY)
+    done = outcomes.Outcome(first, True, "")
+    yield from choices.choices(subject, [done], outcomes.NO_BOUNDS, planner.NO_MEMORY)
     for reason in ("imprecise values", "exception"):
-        yield from planner.repairs(first, reason, ())
+        yield from repairs(first, reason, ())
 
 
 def _result(
@@ -238,8 +239,8 @@ def _compare(
     inputs: list[Any],
     result: dict[str, Any],
 ) -> None:
-    """Compare the results for some inputs; write the largest ratio of errors, and what is wrong,
-    to `result`."""
+    """Compare the results for some inputs; write the largest ratio of errors and the faults to
+    `result`."""
     half = case.configuration in LEAST_OF_HALF
     options, target = candidate.options, case.target
     tf32 = target.tf32_convolutions and not options.exact_convolutions and not half

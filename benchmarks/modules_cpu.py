@@ -4,10 +4,10 @@
 
 The modules are the files of `cpu_modules/`: blocks of language models, image networks, recommenders
 and speech models, losses and loops over time, some in bf16. No file was changed after it was first
-measured. The twelve of `cpu_modules_2/` were first measured after the expert had been developed on
-the others, and so were the 24 of `cpu_modules_3/`, then the six of `cpu_modules_4/` (half of these
-30 are blocks of the packages transformers and timm, which must be installed), and then the 31 of
-`cpu_modules_5/`.
+measured. `cpu_modules_2/` (12 modules), `cpu_modules_3/` (24), `cpu_modules_4/` (6) and
+`cpu_modules_5/` (31) were each first measured after the expert had been developed on the folders
+before. Half of the modules in `cpu_modules_3/` and `cpu_modules_4/` are blocks of the packages
+transformers and timm, which must be installed.
 
 All arms run in one process on one thread and are measured in processor time of that thread, in
 blocks that alternate, so that other load on the machine affects all alike (`small_cpu.alternate`).

@@ -60,7 +60,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "threads 512": {"threads": 512},
     "scalar": {"vector": False},
 }
-"""Options of the candidates by name: those that `search.planner` tries on a GPU."""
+"""Options of the candidates by name: those that `search.choices` tries on a GPU."""
 LOW_OCCUPANCY = 0.25
 SLOW_COMPILE_S = 20.0
 GRAVE = (
@@ -122,8 +122,8 @@ def _read(path: Path) -> list[dict[str, Any]]:
 def _planned(
     folders: list[Path], match: str, options: list[str], uses: Path
 ) -> Iterator[dict[str, Any]]:
-    """Yield the use of each generated kernel of each problem: with what `uses` has of an earlier
-    run, and its source. What is planned now is added to `uses`."""
+    """Yield the use of each generated kernel of each problem, with its source. Uses of an earlier
+    run are read from the file `uses`, and new ones are added to it."""
     known = _read(uses)
     yield from (use for use in known if "source" in use)
     planned = {(use["problem"], use["options"]) for use in known}
@@ -192,7 +192,7 @@ def lines_of(source: Source, found: list[Compiled]) -> Iterator[dict[str, Any]]:
 
 
 def faults_of(line: dict[str, Any], family: str) -> list[str]:
-    """Return what is wrong or suspicious with a compiled kernel, in words."""
+    """Return the faults and suspicious figures of a compiled kernel, in words."""
     if line["error"]:
         return ["does not compile"]
     code, found = line["code"], []

@@ -6,10 +6,10 @@
 FOLDER has problems in the format of KernelBench, in folders `level1` to `level3`, or, like
 `gpu_modules`, without such folders. `--dtype` converts each float32 module and its inputs. Each
 problem is a process; `--jobs` of them share a GPU. One is timed at a time, while others may compile
-and make first calls, so a figure is the lower quartile of alternating rounds, by CUDA events around
+and make first calls. So a figure is the lower quartile of alternating rounds, by CUDA events around
 one call after a flush of the L2 cache. Arms are eager and the default torch.compile, both also with
 cudnn.benchmark and with channels-last weights, and candidates with different options. All are also
-captured in a CUDA graph, which replays without copies of inputs, so it is a bound and not an offer.
+captured in a CUDA graph. It replays without copies of inputs, so its time is only a bound.
 Autotuning is left out. Errors are relative to eager's output. The program prints the fastest arm of
 both sides with its longest kernels; the file has all. There is no verdict and no search: it shows
 where to work.

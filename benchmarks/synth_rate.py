@@ -2,10 +2,14 @@
 
     python benchmarks/synth_rate.py --device cuda --seconds 200 --out DIR [--jobs N] [--reuse N]
 
-Makes tasks until the time is up. Prints the accepted tasks a minute (from the first candidate on,
-without the start), the reasons of rejections, the mean seconds of each stage of a candidate, the
-distribution of eager times, and the candidates that kept the GPU longest from others, also those
-that were not finished. The records stay in DIR/shards. pyarrow is not needed.
+Makes tasks until the time is up. Prints
+
+- the accepted tasks a minute, counted from the first candidate on;
+- the reasons of rejections, and the distribution of eager times;
+- the mean seconds of each stage of a candidate;
+- the candidates, finished or not, that kept the GPU longest from others.
+
+The records stay in DIR/shards. pyarrow is not needed.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ Each stage can run alone; its figures go to `OUT/figures.json`, one entry for ea
 - `sample` plays episodes through a `Collector`, as `cuagent train collect` does: the agent's loop,
   prompt and tools, untimed verdicts. A turn has tokens that the policy samples (their number is set
   by `--seconds`), then a tool call that is dictated, because random weights write none. The output
-  of the tools fills the context. An interrupted stage goes on with the episodes that are missing.
+  of the tools fills the context. An interrupted stage continues with the missing episodes.
   After `probe` it plays fewer episodes if the time does not allow all.
 - `agree` scores these episodes with the trainer and compares log-probabilities with the sampler's.
 - `rft`, `value` and `ppo` make updates as the stages do; without episodes of `sample` they use

@@ -17,7 +17,7 @@ class Stage(StrEnum):
     """Part of the work on one task, whose duration is measured separately."""
 
     CERTIFYING = "certifying"
-    """Tests if a benchmark's problem has a trivial answer. They run beside `OPENING`."""
+    """Tests if a benchmark's problem has a trivial answer. They run during `OPENING`."""
     OPENING = "opening"
     """Starting the trusted processes, and describing and examining the task."""
     GENERATION = "generation"

@@ -68,6 +68,14 @@ class Judgement:
         return next(slower, "")
 
     @property
+    def loses_to_eager(self) -> bool:
+        """True if eager is surely or very likely faster than the attempt (see `loses_to`)."""
+        ratio = self.timing.ratios.get(EAGER) if self.timing is not None else None
+        return ratio is not None and (
+            ratio.standing is Standing.SLOWER or _very_likely_slower(ratio)
+        )
+
+    @property
     def loses_to(self) -> str:
         """Name of a baseline that is surely or very likely faster: eager, else the best rung.
 
@@ -137,19 +145,25 @@ class Result(StrEnum):
     """Kind of result that a run gives to its user."""
 
     KERNEL = "kernel"
-    """An attempt that is certainly faster than the best rung."""
+    """An attempt that is certainly faster than the best rung (`kernels_only`: than eager)."""
     RUNG = "rung"
     """The best rung of the ladder; no kernel is faster."""
     MODULE = "module"
     """The unchanged module; no attempt and no rung is faster."""
 
 
-def result_of(best: Judgement | None, found: Ladder | None) -> Result:
+def result_of(
+    best: Judgement | None, found: Ladder | None, *, kernels_only: bool = False
+) -> Result:
     """Return the kind of a run's result.
 
     `best` is the judgement of the best attempt (None without one), `found` the ladder (None if it
-    was not measured).
+    was not measured). With `kernels_only` no rung can be the result, so an attempt is the result if
+    it is certainly faster than eager.
     """
+    if kernels_only:
+        timing = best.timing if best is not None and best.is_faster else None
+        return Result.KERNEL if timing is not None and not timing.suspect else Result.MODULE
     if best is not None and best.beats_best_rung:
         return Result.KERNEL
     free = free_of(best, found)

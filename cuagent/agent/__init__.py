@@ -13,10 +13,11 @@ from cuagent.agent.history import diff, restore, undo
 from cuagent.agent.hooks import HOOKS, INTERACTIVE, Hook
 from cuagent.agent.ladder import start_at_ladder
 from cuagent.agent.loop import run_agent
-from cuagent.agent.run import Run, Tried
+from cuagent.agent.run import Run
 from cuagent.agent.seed import Seed, read_seed, start_from
 from cuagent.agent.stop import FINISHED, Budget, Stop
 from cuagent.agent.tools import TOOLS
+from cuagent.agent.tried import Tried
 
 __all__ = [
     "FINISHED",

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent import __version__
 from cuagent.agent.prompt import opening, skill, skill_digest
-from cuagent.agent.run import REFERENCE, Run, Tried, tokens_of
+from cuagent.agent.run import REFERENCE, Run, tokens_of
 from cuagent.agent.seen import recall_seen
 from cuagent.agent.stop import Budget, Stop
+from cuagent.agent.tried import Tried
 from cuagent.durations import Durations
 from cuagent.events import Emit, ignore
 from cuagent.message import Message, Usage

@@ -2,15 +2,17 @@
 
 The measurements that selected an attempt are never its result, because the best of many noisy
 measurements is biased upwards. If no kernel beats the best free option, the best rung is the
-result. An attempt that surely or very likely loses is not judged again.
+result. An attempt that surely or very likely loses is not judged again. In a run of `kernels_only`
+no rung can be the result, so there only an attempt that loses to eager is not judged again.
 """
 
 from __future__ import annotations
 
 from cuagent.agent.attended import Interrupted
 from cuagent.agent.ladder import HURRIED, confirm_rung, measure_remaining_rungs
-from cuagent.agent.run import JudgeLost, Run, Tried
+from cuagent.agent.run import JudgeLost, Run
 from cuagent.agent.stop import Stop
+from cuagent.agent.tried import Tried
 from cuagent.agent.wording import NAMES, ratio_over, ratios_line
 from cuagent.events import Emit, Notice, Phase, RunEnded
 from cuagent.judgement import Judgement, Result, free_of, result_of
@@ -91,7 +93,7 @@ def result_judgement(run: Run) -> Judgement | None:
 def summarize(run: Run) -> str:
     """Return the result of the run as one line of text. A rung that beat the best attempt comes
     before it."""
-    kind = result_of(result_judgement(run), run.ladder)
+    kind = result_of(result_judgement(run), run.ladder, kernels_only=run.kernels_only)
     if run.ladder is None or kind is Result.KERNEL:
         return _attempt_line(run)
     if kind is Result.RUNG and run.result is not None:
@@ -153,9 +155,10 @@ def _settle(run: Run, emit: Emit) -> None:
     try:
         for _ in range(1 if run.stop in HURRIED else MOST_AFRESH):
             best = run.next_to_settle
-            if best is None or best.judgement.loses_to:
+            if best is None or run.rival_of(best):
                 break
-            measure_remaining_rungs(run, best.attempt)
+            if not best.judgement.loses_to:
+                measure_remaining_rungs(run, best.attempt)
             _judge_best(run, best, emit)
         no_kernel = run.settles_rung and _has_no_kernel(run)
         if no_kernel and run.ladder is not None and run.stop not in UNSCORED:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from cuagent.agent.compaction import OPENING
-from cuagent.agent.run import Run, Tried
+from cuagent.agent.run import Run
 from cuagent.agent.seen import recall_seen
 from cuagent.agent.stop import Stop
+from cuagent.agent.tried import Tried
 from cuagent.attempt import KERNELS, MODULE, Attempt, AttemptError, freeze
 from cuagent.message import Message
 from cuagent.record import (

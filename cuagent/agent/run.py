@@ -3,8 +3,8 @@
 The state is the conversation, the judged attempts and the totals spent. Each change is also
 written to the log, with Ctrl-C delayed meanwhile, so memory and log always agree.
 Another thread may only put texts into `inbox` and call `cancel`.
-Not covered: starting and resuming (`begin.py`), decisions (`loop.py`, `hooks.py`) and measurements
-(`cuagent.judge`).
+Not covered: starting and resuming (`begin.py`), decisions (`loop.py`, `hooks.py`), the choice among
+attempts (`tried.py`) and measurements (`cuagent.judge`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from cuagent.agent.attended import attend
 from cuagent.agent.shield import shielded
 from cuagent.agent.stop import Budget, Stop
+from cuagent.agent.tried import Tried, best_of, next_to_settle, rival_of
 from cuagent.attempt import Attempt
 from cuagent.durations import Durations
 from cuagent.events import Emit, Judged, LadderMeasured, Notice, Spent, ignore
@@ -54,26 +55,6 @@ CHARACTERS_PER_TOKEN = 3
 
 class JudgeLost(Exception):
     """Raised when the judge has failed (no worker, oracle or sandbox). The text is one line."""
-
-
-@dataclass(frozen=True)
-class Tried:
-    """One numbered attempt of the run, with the latest judgement on it."""
-
-    n: int
-    attempt: Attempt
-    commit: str
-    """Hash of the attempt's commit in the work folder's git history; "" without one."""
-    judgement: Judgement
-
-    @property
-    def accepted(self) -> bool:
-        return self.judgement.verdict.accepted
-
-    @property
-    def rank(self) -> tuple[int, bool, float]:
-        """Sort key of the attempt; larger is better (`Judgement.rank`)."""
-        return self.judgement.rank
 
 
 @dataclass
@@ -134,6 +115,10 @@ class Run:
     """Files of the work folder at the last snapshot, by name."""
     settles_rung: bool = True
     """True if the best rung is timed at record effort when no kernel is the result."""
+    kernels_only: bool = False
+    """True if no rung can be the result, only an attempt. Attempts are then judged for the record
+    although a rung is faster.
+    """
     durations: Durations = field(default_factory=Durations)
     """Seconds by stage of the work; the judge adds to the same object."""
     outputs: int = 0
@@ -158,12 +143,12 @@ class Run:
     @property
     def best(self) -> Tried | None:
         """The best accepted attempt by its latest judgement; None without one."""
-        return max((t for t in self.tried if t.accepted), key=lambda t: t.rank, default=None)
+        return best_of(t for t in self.tried if t.accepted)
 
     @property
     def final(self) -> Tried | None:
         """The best attempt among those accepted at record effort; None without one."""
-        return max(self.settled.values(), key=lambda t: t.rank, default=None)
+        return best_of(self.settled.values())
 
     @property
     def result(self) -> Tried | None:
@@ -175,18 +160,17 @@ class Run:
 
     @property
     def next_to_settle(self) -> Tried | None:
-        """The attempt to judge at record effort next: the best one that may be better than `final`.
-
-        It may be better if its reward is higher, or if the lower limit of its gain is above the
-        gain of `final`. None if no attempt may be better.
+        """The attempt to judge at record effort next; None if no attempt may be better than
+        `final`.
         """
-        open_ones = (t for t in self.tried if t.accepted and t.n not in self.settled)
-        best, final = max(open_ones, key=lambda t: t.rank, default=None), self.final
-        if best is None or final is None:
-            return best
-        seen, known = best.judgement, final.judgement
-        earns_more = seen.score.reward > known.score.reward
-        return best if earns_more or seen.exceeds(known) else None
+        return next_to_settle(self.tried, self.settled)
+
+    def rival_of(self, tried: Tried) -> str:
+        """Return the name of the baseline because of which an attempt is not judged for the record.
+
+        "" if it is to be judged.
+        """
+        return rival_of(tried.judgement, kernels_only=self.kernels_only)
 
     def spent(self) -> Spent:
         """Return the run's totals (steps, seconds, tokens, cost) as an event for the views."""

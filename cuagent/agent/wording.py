@@ -14,7 +14,8 @@ from cuagent.timing import Standing
 from cuagent.verdict import Draw, Reason, Verdict, on_inputs
 
 if TYPE_CHECKING:
-    from cuagent.agent.run import Run, Tried
+    from cuagent.agent.run import Run
+    from cuagent.agent.tried import Tried
     from cuagent.judgement import Judgement
     from cuagent.measure.rungs import Ladder, Rung
     from cuagent.timing import Ratio, Timing

@@ -7,5 +7,6 @@ rules.
         run_orders(orders, LocalEngine(out / "logs"), slots, results, observe)
     rows_by(read_results(out), group_of)    # fast_p and geometric means
 
-Only the module `solve.py` calls the agent and the judge. All other modules process plain records.
+Only `solve.py` and `optimize.py` call the agent and the judge. All other modules process plain
+records.
 """

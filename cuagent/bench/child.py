@@ -62,7 +62,8 @@ def _solve(
 ) -> int:
     """Solve the problem, or find its size, in the benchmark's environment and working folder."""
     from cuagent.bench.memory import sized
-    from cuagent.bench.solve import Interrupted, solve
+    from cuagent.bench.optimize import Interrupted
+    from cuagent.bench.solve import solve
     from cuagent.device_lock import DeviceLock
     from cuagent.record import plain
 

@@ -5,7 +5,8 @@ strict   cuagent's rule; faster means that the lower limit of the interval lies 
 clean    strict, without problems that are degenerate or whose gain is certainly algebra alone
 
 The lax rule judges the best attempt, as the published comparisons do. The others judge the result
-that the user gets: a kernel, or the best free option if no kernel is surely faster.
+that the user gets: a kernel, or the best free option if no kernel is surely faster. Under the rule
+kernels-only they judge kernels alone.
 
 fast_p is the share of all problems that pass and are more than p times as fast (KernelBench);
 fast_0 is the pass rate. Speedups are geometric means over the problems that pass, as in Table 1 of

@@ -257,7 +257,7 @@ class Examination:
 
     def _suspects(self) -> list[str]:
         """Return the names of weights that may have no effect: those with a gradient near zero, or
-        all if there are no gradients."""
+        all if gradients cannot be computed."""
         import torch
 
         weights = dict(self.model.named_parameters())

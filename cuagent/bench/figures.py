@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from cuagent.arms import CANDIDATE, COMPILE, EAGER
 from cuagent.bench.certificates import Certification
 from cuagent.device_lock import ALONE, DeviceLock
-from cuagent.judgement import Result, free_of, result_of
+from cuagent.judgement import Result, free_of
 from cuagent.measure.ladder import GRAPHS
 from cuagent.measure.rungs import gain_of
 from cuagent.measure.statistics import median_interval
@@ -47,6 +47,7 @@ def figures(
     ladder: Ladder | None,
     certification: Certification,
     arithmetic_s: float | None,
+    given: Result,
 ) -> dict[str, Any]:
     """Return the fields of a record that contain times, ratios, roofline, parts and verdicts; None
     where a figure is missing.
@@ -55,10 +56,10 @@ def figures(
     attempt that is not the result.
 
     `arithmetic_s`: seconds for the reference's operations at the highest rate of the device.
+    `given`: kind of the problem's result.
     """
     timing = judgement.timing if judgement is not None else None
     best = ladder.best if ladder is not None else None
-    given = result_of(judgement, ladder)
     floor = timing.floor if timing is not None else (ladder.floor if ladder is not None else None)
     gain = judgement.gain if judgement is not None else None
     if gain is None and timing is not None and ladder is not None:

@@ -41,7 +41,7 @@ class Claim:
 
 
 def may_start(own: Claim, others: Sequence[Claim], usable: int) -> bool:
-    """Return True if a problem that waits may start beside the `others`.
+    """Return True if a problem that waits may start while the `others` run or wait.
 
     `usable`: bytes of memory that all claims together may take.
     """

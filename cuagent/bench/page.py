@@ -98,10 +98,10 @@ def page(records: Sequence[Record]) -> str:
         "<h2>Results by rule</h2>",
         _table1(records),
         '<p class="dim">lax: the best attempt, 5 inputs, atol = rtol = 1e-2, ratio of medians. '
-        "strict: the result (a kernel, or the best free option), by the rule of cuagent; faster "
-        "means that the lower limit of the interval lies above the threshold. "
-        "clean: strict, without degenerate and algebra-only problems. Speedups are geometric "
-        "means over the problems that pass, with 95 % bootstrap intervals.</p>",
+        "strict: the result (a kernel, or the best free option, except under kernels-only), by the "
+        "rule of cuagent; faster means that the lower limit of the interval lies above the "
+        "threshold. clean: strict, without degenerate and algebra-only problems. Speedups are "
+        "geometric means over the problems that pass, with 95 % bootstrap intervals.</p>",
         '<div class="charts">',
         _figure(histogram(records), "Distribution of speedups, strict"),
         _figure(roofline_scatter(records), "Time of the result against the floor of the task"),

@@ -17,7 +17,8 @@ OPTIONAL_TEXTS = ("device", "best_rung", "bound", "suspect", "arithmetic")
 NUMBERS = ("roofline_share", "attempts", "lax_passed")
 KERNEL, FREE = "kernel", "free option"
 """Statuses of a problem with a result: a kernel that is surely faster than the best free option, or
-the best free option, if it is surely faster than eager."""
+the best free option, if it is surely faster than eager. By the rule kernels-only a kernel must be
+faster than eager, and no free option is a result."""
 RESULTS = (KERNEL, FREE)
 LIMITS = ("low_s", "high_s")
 """Fields of a time that rungs of a quick ladder lack."""

@@ -1,44 +1,36 @@
 """Solve one benchmark problem in a separate process: certify it, optimize it, and return its
 record.
 
-This is the only module of the bench that calls the agent and the judge. A failure of any kind
-becomes a record with its reason; only an interrupt leaves no record, so that the problem runs
-again.
+A failure of any kind becomes a record with its reason; only an interrupt leaves no record, so that
+the problem runs again. With `optimize.py`, which this module calls, it is the only one of the bench
+that calls the agent and the judge.
 """
 
 from __future__ import annotations
 
-import json
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cuagent.agent import HOOKS, TOOLS, Budget, Run, Stop, run_agent, start_at_ladder, start_run
-from cuagent.agent.conclude import summarize
 from cuagent.agent.ladder import prepare
 from cuagent.bench.certificates import Certification, certify
-from cuagent.bench.figures import arithmetic_seconds, figures
 from cuagent.bench.memory import Size, size_of
 from cuagent.bench.memory_queue import claimed
+from cuagent.bench.optimize import Interrupted, Report, Status, optimize, reporter
 from cuagent.bench.order import DEFERRED, WAITING_FOR_MEMORY, Order, Rules
-from cuagent.bench.record_form import FREE, KERNEL
 from cuagent.bench.results import FORMAT, INTERNAL, Record, tool_version
 from cuagent.device_lock import DeviceLock
 from cuagent.durations import Stage
-from cuagent.events import Emit, Judged, LadderMeasured, Notice, Phase
+from cuagent.events import Emit, Phase
 from cuagent.judge import LocalJudge
-from cuagent.judgement import Result, result_of
-from cuagent.measure.ladder import NO_ROOM
 from cuagent.measure.rung_compiler import EarlyCompilation
 from cuagent.models import ModelError, endpoints_of, make_model, prices_of
 from cuagent.models.expert import ExpertModel
 from cuagent.record import RecordError
-from cuagent.sandbox import SandboxError, Tier, probe
+from cuagent.sandbox import SandboxError
 from cuagent.task import Task, TaskError, load_task
 from cuagent.task.packages import installed_imports
 from cuagent.verify.oracle.process import OracleLost
@@ -46,35 +38,14 @@ from cuagent.worker import ForkServer, ForkServerError
 from cuagent.worker.memory.cuda_ipc import CudaMemoryError
 
 if TYPE_CHECKING:
-    from cuagent.agent.tools import Tool
     from cuagent.models.model import Model
 
-Report = Callable[[dict[str, Any]], None]
-"""Function that receives progress: {"phase": text} or {"attempts": number, "best": ratio over
-torch.compile}."""
-SUBMIT = "submit"
-OUT_OF_MEMORY = ("OutOfMemoryError", "of device memory, all that is free")
-"""Words in a verdict's detail which mean that an attempt could not allocate GPU memory."""
 SHOWN_S = 0.05
 """Stages shorter than this many seconds are left out of the problem's log."""
 
 
 class Deferred(Exception):
     """Error: the problem needs most of its GPU's memory, and is postponed."""
-
-
-class Interrupted(Exception):
-    """Error: the benchmark was interrupted, so the problem has no result."""
-
-
-@dataclass(frozen=True)
-class Status:
-    """Status of a finished problem, as in its record."""
-
-    name: str
-    """Outcome of a problem: `kernel`, `free option`, `no gain`, `no kernel`, `not certifiable`
-    or `failed`. `no gain`: an attempt was accepted, but nothing is surely faster than eager."""
-    reason: str
 
 
 def solve(
@@ -178,7 +149,7 @@ def _solved(
     settings = order.settings
     task = load_task(order.path, device=settings.device, precision=settings.precision)
     found |= {"task": task.digest, "device": _describe(task)}
-    emit = _reporter(report)
+    emit = reporter(report)
     with (
         _started(task) if given is None else nullcontext(given) as fork_server,
         _memory(order, task, fork_server, lock, emit, found) as is_large,
@@ -233,7 +204,7 @@ def _judged(
             tuple if compilation is None else compilation.done,
             lambda: prepare(model, emit, lock.durations),
         )
-        return _optimized(order, task, judge, model, emit, found, certification, ends)
+        return optimize(order, task, judge, model, emit, found, certification, ends)
 
 
 def _certified(task: Task, fork_server: ForkServer, lock: DeviceLock) -> Certification:
@@ -283,117 +254,8 @@ def _model(order: Order, task: Task) -> Model:
     )
     if isinstance(model, ExpertModel):
         model.explains = False
+        model.kernels_only = order.settings.rules is Rules.KERNELS_ONLY
     return model
-
-
-def _optimized(
-    order: Order,
-    task: Task,
-    judge: LocalJudge,
-    model: Model,
-    emit: Emit,
-    found: Record,
-    certification: Certification,
-    ends: float,
-) -> Status:
-    settings, left_s = order.settings, max(0.0, ends - time.monotonic())
-    tools = _tools()
-    run = start_run(
-        task,
-        judge,
-        model=model.name,
-        tools=[tool.spec for tool in tools],
-        budget=Budget(settings.max_steps, settings.max_cost, left_s),
-        root=Path(order.runs),
-        emit=emit,
-        config=settings.to_json(),
-    )
-    run.settles_rung = False
-    with run.log:
-        stop = run_agent(run, model, tools, (start_at_ladder, *HOOKS), emit)
-    if stop is Stop.INTERRUPTED:
-        raise Interrupted
-    judgement = run.result.judgement if run.result else None
-    # The timing of the result has measured the device's rates, so nothing is measured here.
-    fork_server, lock = judge.referee.fork_server, judge.device_lock
-    arithmetic_s = arithmetic_seconds(task, fork_server, lock) if judgement else None
-    found |= figures(judgement, run.ladder, certification, arithmetic_s)
-    found |= _effort_of(run, stop)
-    if not order.alone and (why := _lacked_memory(run)):
-        return Status("failed", f"out of memory beside other problems: {why}")
-    return _status(run, stop)
-
-
-def _effort_of(run: Run, stop: Stop) -> Record:
-    return {
-        "stop": str(stop),
-        "run": run.folder.id,
-        "attempts": len(run.tried),
-        "accepted": sum(tried.accepted for tried in run.tried),
-        "lax_passed": sum(_passed_lax(tried.judgement.verdict) for tried in run.tried),
-        "steps": run.steps,
-        "cost_usd": run.cost,
-        "notes": _messages(run),
-    }
-
-
-def _passed_lax(verdict: Any) -> bool:
-    return verdict.lax is not None and verdict.lax.passed
-
-
-def _messages(run: Run) -> list[str]:
-    """Return the message of the model's last submission, as a list of one text; [] if there is
-    none."""
-    calls = [call for message in run.messages for call in message.tool_calls]
-    texts = []
-    for call in calls:
-        if call.name == SUBMIT:
-            try:
-                texts.append(str(json.loads(call.arguments).get("message", "")))
-            except (ValueError, AttributeError):
-                continue
-    return [text for text in texts if text][-1:]
-
-
-def _status(run: Run, stop: Stop) -> Status:
-    best = run.result.judgement if run.result is not None else None
-    given = result_of(best, run.ladder)
-    if best is not None and given is Result.KERNEL:
-        return Status(KERNEL, str(best.verdict.reason))
-    if best is None and stop in (Stop.MODEL_FAILED, Stop.JUDGE_FAILED):
-        return Status("failed", f"{stop}: {run.error}")
-    if given is Result.RUNG:
-        return Status(FREE, summarize(run))
-    if best is not None:
-        return Status("no gain", summarize(run))
-    if run.tried:
-        verdict = run.tried[-1].judgement.verdict
-        return Status("no kernel", f"{len(run.tried)} rejected, the last: {verdict.reason}")
-    return Status("no kernel", (_messages(run) or [str(stop)])[0])
-
-
-def _lacked_memory(run: Run) -> str:
-    """Return what could not be run for lack of GPU memory: the attempt, or rungs of the ladder; ""
-    if nothing.
-
-    Memory that other problems use is not the fault of the attempt, so the problem can run again
-    alone.
-    """
-    if run.judge.task.device != "cuda":
-        return ""
-    notes = run.ladder.notes if run.ladder is not None else ()
-    found = [note for note in notes if NO_ROOM in note]
-    if run.result is None:
-        details = [tried.judgement.verdict.detail for tried in run.tried]
-        found += [text for text in details if any(words in text for words in OUT_OF_MEMORY)]
-    return found[-1] if found else ""
-
-
-def _tools() -> Sequence[Tool]:
-    """Return the agent's tools. Without a sandbox the shell tools are left out, because no user can
-    approve commands."""
-    confined = probe() is not Tier.NONE
-    return [tool for tool in TOOLS if confined or not tool.name.startswith("bash")]
 
 
 def _describe(task: Task) -> str:
@@ -405,25 +267,3 @@ def _describe(task: Task) -> str:
         if not torch.cuda.is_available():
             raise TaskError(f"--device cuda: torch {torch.__version__} sees no GPU here")
     return describe(task.device)
-
-
-def _reporter(report: Report) -> Emit:
-    attempts = 0
-
-    def emit(event: Any) -> None:
-        nonlocal attempts
-        match event:
-            case Phase(text=text):
-                report({"phase": text})
-            case LadderMeasured(ladder=ladder):
-                best = ladder.best
-                report({"phase": f"best rung: {best.name if best else 'none'}"})
-            case Judged(attempt=number, judgement=judgement):
-                attempts = max(attempts, number)
-                ratios = judgement.timing.ratios if judgement.timing else {}
-                shown = ratios.get("compile")
-                report({"attempts": attempts, "ratio": shown.value if shown else None})
-            case Notice(text=text, level="error"):
-                report({"phase": text})
-
-    return emit

@@ -91,7 +91,7 @@ def print_stderr(text: str) -> None:
 def _break_line(line: str, width: int) -> list[str]:
     """Break a line into pieces of at most `width` characters: after semicolons, else at blanks.
 
-    A command of cuagent gets a row of its own and is not broken.
+    A command of cuagent gets a separate row and is not broken.
     """
     from cuagent.cli.commands import COMMANDS
     from cuagent.ui.text import wrap

@@ -272,7 +272,7 @@ def _judged(
     judge_thread: JudgeThread, attempt: Attempt, judgement: Judgement, command: str, started: float
 ) -> CallToolResult:
     """Return a judgement as a tool's answer. A rejection does not mark the call as failed."""
-    from cuagent.agent.run import Tried
+    from cuagent.agent.tried import Tried
     from cuagent.agent.wording import judgement_lines
     from cuagent.record import result
 

@@ -22,7 +22,7 @@ from cuagent.expert.method import TritonCall, TritonStep
 from cuagent.expert.naming import title
 from cuagent.expert.options import Options
 from cuagent.expert.products import triton as matrix_product
-from cuagent.expert.products.match import Product
+from cuagent.expert.products.product import Product
 from cuagent.expert.products.tiles import ranked
 from cuagent.expert.streaming.group import Group
 

@@ -9,11 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cuagent.expert.edits import prepared_names
-from cuagent.expert.graph.graph import Graph, Kind, Node, Operand, reshaped
+from cuagent.expert.graph.graph import COMPUTED, Graph, Kind, Node, Operand, reshaped
 
 HALVES = ("bfloat16", "float16")
-COMPUTED = (Kind.POINTWISE, Kind.REDUCE)
-"""Kinds of nodes that generated kernels compute in float32."""
 SELECTING = (Kind.GATHER, Kind.TAKE, Kind.WINDOW, Kind.INDEX)
 """Kinds of nodes that kernels read only without a reshape between."""
 

@@ -10,7 +10,7 @@ from cuagent.expert.convolutions.convolution import Convolution
 from cuagent.expert.einsums.match import EinsumStep
 from cuagent.expert.graph.graph import Graph
 from cuagent.expert.kernel import KernelCall
-from cuagent.expert.products.match import Product
+from cuagent.expert.products.product import Product
 from cuagent.expert.streaming.group import Group, Step
 
 FILL = "torch.ops.aten.masked_fill.Scalar("

@@ -217,8 +217,8 @@ class _Module(Prepared):
                 return [*out, f"    return {copied}"]
             return [*out, f"    return {call}"]
         if self.prepared_values:
-            *names, last = in_lines([self._name(n) for n in self.prepared_values])
-            out += [f"    {line}" for line in (*names, f"{last} = self.{self.prepare}()")]
+            *first, last = in_lines([self._name(n) for n in self.prepared_values])
+            out += [f"    {line}" for line in (*first, f"{last} = self.{self.prepare}()")]
         return out + self._body()
 
     def _computed_by_graph(self) -> list[str]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cuagent.expert.edits import PREPARATIONS, prepared_names
-from cuagent.expert.graph.graph import Graph, Kind, Node
-
-COMPUTED = (Kind.POINTWISE, Kind.REDUCE)
+from cuagent.expert.graph.graph import COMPUTED, Graph, Kind, Node
 
 
 def store_moved_parameters(graph: Graph, device: str) -> Graph:

@@ -40,6 +40,7 @@ from cuagent.expert.free_casts import is_free, read_before_widening
 from cuagent.expert.gains import may_gain
 from cuagent.expert.graph.graph import Graph, Kind
 from cuagent.expert.graph.layouts import with_layouts
+from cuagent.expert.graph.storage import NestError
 from cuagent.expert.joins import parts_of
 from cuagent.expert.kernel import KernelCall
 from cuagent.expert.loops.groups import loop_groups
@@ -62,7 +63,6 @@ from cuagent.expert.sharing import shared, shared_triton
 from cuagent.expert.streaming.cuda import fills_gpu
 from cuagent.expert.streaming.fuse import fuse
 from cuagent.expert.streaming.group import Group
-from cuagent.expert.streaming.nest import NestError
 from cuagent.expert.widening import widen_products, widens
 
 

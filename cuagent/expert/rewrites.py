@@ -17,7 +17,16 @@ from dataclasses import replace
 from cuagent.expert.edits import PREPARATIONS, Editor, prepared_names
 from cuagent.expert.exponentials import bound_exponentials
 from cuagent.expert.folding import fold_affine, sum_into_linear
-from cuagent.expert.graph.graph import FLOATS, Graph, Kind, Node, Operand, Shape, contiguous_strides
+from cuagent.expert.graph.graph import (
+    COMPUTED,
+    FLOATS,
+    Graph,
+    Kind,
+    Node,
+    Operand,
+    Shape,
+    contiguous_strides,
+)
 
 STACK = "torch.cat(({parts},))"
 
@@ -49,7 +58,7 @@ def read_before_expansion(graph: Graph) -> Graph:
         if node is None or node.kind is not Kind.STRIDED or not EXPANSION.fullmatch(node.op):
             return arg
         inner = graph.node(node.inputs[0])
-        return inner.name if inner.kind in (Kind.POINTWISE, Kind.REDUCE) else arg
+        return inner.name if inner.kind in COMPUTED else arg
 
     def changed(node: Node) -> Node:
         if node.kind is not Kind.POINTWISE:

@@ -18,10 +18,10 @@ Below it, the launch takes most of the time of torch's kernel and of a generated
 def is_slow_call(group: Group, graph: Graph) -> bool:
     """Return True for a group of one operation that torch computes with a slow CUDA kernel.
 
-    Measured on an H200: a conversion from bfloat16 to float32 (101 MB) took 48 us, and 25 in a
-    kernel with vectors; a product with one factor for each channel (198 MB) 120 us, and 71 together
-    with the activation before it; a shift of two dimensions by `roll` (77 MB) 182 us, since torch
-    moves one dimension after the other.
+    Measured on an H200: a conversion from bfloat16 to float32 (101 MB) took 48 us, and 25 us in a
+    kernel with vectors. A product with one factor for each channel (198 MB) took 120 us, and 71 us
+    together with the activation before it. A shift of two dimensions by `roll` (77 MB) took 182 us,
+    because torch moves one dimension after the other.
     """
     work = [n for n in group.nodes if n.kind is not Kind.VIEW]
     if group.reduced or _bytes(group, graph) < LEAST_BYTES:

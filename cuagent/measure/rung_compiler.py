@@ -30,9 +30,12 @@ COMPILED_AHEAD_S = 60.0
 
 
 UNAWAITED_S, AWAITED_S, LEAST_WAIT_S = 120.0, 75.0, 15.0
-"""Longest time in seconds that rungs may compile in the background of other work, the seconds after
-their begin until which a record timing waits for them, and the least time that it waits. They have
-more time than `COMPILED_AHEAD_S`, because autotuning gives the device up while others work."""
+"""Times in seconds for rungs that compile in the background of other work.
+
+They may compile for the first; a record timing waits for them until the second has passed since
+their start, but at least for the third. They have more time than `COMPILED_AHEAD_S`, because
+autotuning gives the device up while others work.
+"""
 SPLIT_AFTER_S = 5.0
 """Seconds after which a second process compiles the rungs that a first one has not begun. A small
 graph is compiled by then; one of 700 operators took 50 s for each rung."""

@@ -15,7 +15,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cuagent.expert.search.memory import Memory
-from cuagent.expert.search.planner import Bounds, Outcome, Proposal, best_of, propose
+from cuagent.expert.search.outcomes import Bounds, Outcome, best_of
+from cuagent.expert.search.planner import Proposal, propose
 from cuagent.expert.search.progress import Progress, read_progress
 from cuagent.expert.search.tuning import recalled, remember
 from cuagent.models.model import Finish, Message, OnText, Reply, ToolCall, ToolSpec
@@ -34,7 +35,7 @@ MAX_FAILURES = 2
 candidate."""
 POSSIBLE_SHARES = (0.0, 0.5, 1.0)
 """Shares of a candidate's time in its own kernels, tried in place of the unknown real one. If the
-planner (`planner.OWN_SHARE`) chooses the same for all, no profile is needed."""
+planner (`outcomes.OWN_SHARE`) chooses the same for all, no profile is needed."""
 BASELINES = {"eager": "eager", "compile": "torch.compile"}
 
 
@@ -53,6 +54,9 @@ class ExpertModel:
         self.explains = True
         """True to profile also for the user of `optimize`; False to profile only if the choice of
         the next candidate depends on the profile."""
+        self.kernels_only = False
+        """True if no free option can be the result: candidates are tried although one is optimal,
+        and none leaves work to torch.compile."""
         self._memory: Memory | None = None
         self._subject: Subject | None = None
         self._problem = ""
@@ -69,7 +73,8 @@ class ExpertModel:
         handled."""
         tool_names = {tool.name for tool in tools}
         recorded = self._memory = _recorded(messages)
-        text, calls = self._next(read_progress(messages, self._proposal), tool_names)
+        progress = read_progress(messages, self._proposal, kernels_only=self.kernels_only)
+        text, calls = self._next(progress, tool_names)
         for piece in re.findall(r"\S*\s|\S+", text):
             on_text(piece, "text")
         turn = sum(1 for m in messages if m.role == "assistant")

@@ -129,8 +129,7 @@ def selftest(tier: Tier) -> list[Escape]:
 
 @contextmanager
 def _targets() -> Iterator[tuple[dict[str, object], Path, int]]:
-    """Create what the escapes try to reach (files, sockets, a descriptor), and remove it
-    afterwards.
+    """Create the targets of the escapes (files, sockets, a descriptor), and remove them afterwards.
 
     Yields the targets by name, and the child's writable folder and inherited descriptor.
     """

@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cuagent.bench.certificates import DEGENERATE, Kind
-from cuagent.pieces import pieces
+from cuagent.synth.agreement import agreement
+from cuagent.synth.certified import certified
 from cuagent.synth.order import Order
 from cuagent.synth.progress import Progress
 from cuagent.synth.reasons import Reason, Rejected
@@ -38,11 +38,6 @@ if TYPE_CHECKING:
     from cuagent.task.reference import Reference
 
 TASK = "task.py"
-AGREEMENT = {"float32": 1e-3, "bfloat16": 4e-2, "float16": 1e-2}
-"""Largest accepted difference of an output from fp64 by dtype, relative to the largest absolute
-output."""
-BUDGET_S = 4.0
-"""Time limit in seconds of the search for operators without effect."""
 LARGEST_BATCH = 1 << 22
 SLOW = 4.0
 """Ratio of a call's time to the end of the time window from which no more calls are timed."""
@@ -114,7 +109,7 @@ class Examined:
             self.fit()
         with self.stage("fp64"):
             exact = self.fp64()
-            error = self.agrees(output, exact, Reason.FP64_DIFFERS)
+            error = self._agreement(output, exact, Reason.FP64_DIFFERS)
             exact = [_rounded(x) for x in exact]
         self.gpu.free()
         found = {
@@ -127,7 +122,8 @@ class Examined:
         }
         del output
         with self.stage("certified"):
-            return found | self.certified(), exact
+            labels, give_way = self.order.labels, self.gpu.give_way
+            return found | certified(self.reference, self.model, labels, give_way), exact
 
     def _open(self, code: str) -> Reference:
         path = self.folder / TASK
@@ -260,31 +256,10 @@ class Examined:
             raise Rejected(Reason.FP64_FAILS, "a part stays in another precision")
         return exact
 
-    def agrees(self, output: Sequence[Tensor], exact: Sequence[Tensor], reason: Reason) -> float:
-        """Return the largest difference between `output` and `exact` (fp64), relative to the
-        largest absolute output.
-
-        Raises Rejected with `reason` if the difference exceeds the limit of the dtype
-        (`AGREEMENT`).
-        """
-        limit = AGREEMENT.get(self.order.dtype, AGREEMENT["float32"])
-        if self.device == "cuda" and self.order.dtype == "float32":
-            limit *= 4  # TF32 convolutions
-        worst = 0.0
-        for number, (a, b) in enumerate(zip(output, exact, strict=True)):
-            if a.shape != b.shape:
-                raise Rejected(reason, f"output {number} has another shape")
-            if not a.is_floating_point():
-                share = float((a != b).float().mean())
-                if share > 0:
-                    raise Rejected(reason, f"output {number}: {share:.2%} of its integers")
-                continue
-            difference, scale = _difference(a, b)
-            worst = max(worst, found := difference / (scale or 1.0))
-            if not found <= limit:  # NaN too
-                text = f"{found:.2g} of the largest output; the limit is {limit:g}"
-                raise Rejected(reason, text)
-        return worst
+    def _agreement(
+        self, output: Sequence[Tensor], exact: Sequence[Tensor], reason: Reason
+    ) -> float:
+        return agreement(output, exact, reason, self.order.dtype, self.device)
 
     def fit(self) -> None:
         """Check for hidden state, randomness and ignored inputs, as `cuagent check` does."""
@@ -305,56 +280,6 @@ class Examined:
         if findings["changed_inputs"]:
             raise Rejected(Reason.RANDOM, "changes its inputs")
 
-    def certified(self) -> dict[str, Any]:
-        """Check the certificates of `cuagent bench`.
-
-        Returns `family` (operator family), `operators` (number of operators) and `mode` (train or
-        eval modes in which the task is usable).
-        """
-        from cuagent.bench.examine import Examination
-
-        examination = Examination(self.reference, BUDGET_S, self.gpu.give_way)
-        certification = examination.certification()
-        mode = "train and eval"
-        for certificate in certification.certificates:
-            kind, detail = certificate.kind, f"{certificate.kind}: {certificate.detail}"
-            if kind in (Kind.IGNORED_INPUT, Kind.IGNORED_WEIGHT):
-                raise Rejected(Reason.IGNORED, detail)
-            if kind in DEGENERATE:
-                raise Rejected(Reason.DEGENERATE, detail)
-            if kind is Kind.DEAD and not self._unused_state(certificate.detail):
-                raise Rejected(Reason.IDLE, detail)
-            if kind is Kind.NO_OP and self._labelled(certificate.detail):
-                raise Rejected(Reason.IDLE, detail)
-            if kind is Kind.TRAINING:
-                if "random" in certificate.detail or "fails" in certificate.detail:
-                    raise Rejected(Reason.TRAINING, certificate.detail)
-                mode = "eval"
-        return {"family": certification.family, "operators": certification.operators, "mode": mode}
-
-    def _unused_state(self, detail: str) -> bool:
-        """Return True if all operators without effect, listed in `detail`, belong to recurrent
-        modules.
-
-        Then only the module's last state is unused, which is usual.
-        """
-        import torch
-
-        modules = dict(self.model.named_modules())
-        paths = [part.partition(" in ")[2] for part in detail.split(", ")]
-        return all(isinstance(modules.get(path), torch.nn.RNNBase) for path in paths)
-
-    def _labelled(self, detail: str) -> bool:
-        """Return True if one of the operators listed in `detail` is named by a label of the task.
-
-        Other operators are internal to a function of torch, such as the lower limit of a norm in
-        `normalize`.
-        """
-        from cuagent.synth.labelled import tail
-
-        names = {tail(label).lower() for label in self.order.labels}
-        return any(part.split()[0].strip("_") in names for part in detail.split(", "))
-
     def compiled(self, exact: Sequence[Tensor]) -> dict[str, Any]:
         """Run the task under torch.compile and compare the outputs with fp64.
 
@@ -374,7 +299,7 @@ class Examined:
         except Exception as error:  # torch.compile raises errors of many unrelated types
             text = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             raise Rejected(Reason.COMPILE_FAILS, text) from error
-        difference = self.agrees(output, exact, Reason.COMPILE_DIFFERS)
+        difference = self._agreement(output, exact, Reason.COMPILE_DIFFERS)
         del output
         with self.gpu.exclusive():
             seconds = fastest(lambda: self.run(model, self.inputs), self.device)
@@ -387,18 +312,6 @@ class Examined:
         state = [*self.model.parameters(), *self.model.buffers()]
         tensors = [*_leaves(self.inputs), *output, *state]
         return sum(x.numel() * x.element_size() for x in tensors)
-
-
-def _difference(a: Tensor, b: Tensor) -> tuple[float, float]:
-    """Return (largest |a - b|, largest |b|), computed in fp64. A NaN in either gives (NaN, ...)."""
-    import torch
-
-    found = [
-        torch.stack([(x.double() - y.double()).abs().max(), y.double().abs().max()])
-        for x, y in pieces(a, b)
-    ]
-    difference, scale = torch.stack(found).amax(dim=0).tolist()
-    return difference, scale
 
 
 def _rounded(tensor: Tensor) -> Tensor:

@@ -19,8 +19,8 @@ from cuagent.synth.reasons import Reason, Rejected
 PROBES = (8, 16)
 """The two batch sizes at which the work of a call is counted."""
 CLIMB = 16
-"""Ratio of two batch sizes that are tried in turn before the predicted size, so that no call takes
-much longer than the time window allows."""
+"""Ratio of two successive batch sizes that are tried before the predicted size, so that no call
+takes much longer than the time window allows."""
 STEPS = 4
 """Largest number of batch sizes that are timed for one task."""
 REPEATS = 5

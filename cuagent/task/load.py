@@ -42,9 +42,9 @@ def load_task(
 ) -> Task:
     """Read a task from `path.py`, `path.py:ClassName` or a captured folder.
 
-    Without a name the class is `Model`, or the file's only class. Imports neither the file nor torch. `inputs` and `init` (grammar in `cuagent.task.spec`)
-    override the file's own. `device="auto"` means CUDA if torch and the machine support it. Raises
-    TaskError.
+    Without a name the class is `Model`, or the file's only class. Imports neither the file nor
+    torch. `inputs` and `init` (grammar in `cuagent.task.spec`) override the file's own.
+    `device="auto"` means CUDA if torch and the machine support it. Raises TaskError.
     """
     path, named = _split(str(spec))
     path = in_folder(path)

@@ -2,7 +2,7 @@
 
 A verdict constructs the same model once for each kind of weights, in the oracle and in the worker.
 torch fills a tensor on the CPU with one thread: 1.2 s for the 138 million weights of VGG16, ten
-times as long as a copy. A fill depends on nothing but the state of the random generator and its
+times as long as a copy. A fill depends only on the state of the random generator and its
 arguments, so it is repeated with exactly the same numbers and the same state afterwards.
 
 Covered are the functions of torch.nn.init, `uniform_` and `normal_` of tensors, torch.rand and

@@ -252,7 +252,7 @@ NARROW_LADDER = 44
 def columns_for(width: int, rung: str = "") -> list[Column]:
     """Return the columns that fit into `width` characters, at least name, time and two ratios.
 
-    `rung` is the name of the best rung, which has a column of its own; "" for none.
+    `rung` is the name of the best rung, which gets a separate column; "" for none.
     """
     first = [Column("", 34 if width == UNCUT else 15), Column("time", 7, right=True)]
     last = [Column("roof", 4, right=True), Column("math", 5)]

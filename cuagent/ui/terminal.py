@@ -244,8 +244,11 @@ class Terminal:
                 self._show_end(event)
 
     def _is_abandoned(self) -> bool:
-        """Return True for a phase of work that the user has interrupted: it goes on for a while in
-        a thread of its own, when the run waits for the user or for the model."""
+        """Return True for a phase of work that the user has interrupted.
+
+        It continues in another thread for a while, when the run already waits for the user or for
+        the model.
+        """
         idle = self._paused_at is not None or (self.status.step > 0 and not self._open)
         return idle and threading.current_thread() is not threading.main_thread()
 

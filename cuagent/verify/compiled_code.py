@@ -65,9 +65,10 @@ class _File:
     def moved(self, old: bytes, new: bytes) -> bytes:
         """Return the content with `new` for the path `old` of the folder.
 
-        Binary files store the length of a path beside it, so in them a path is replaced only by one
-        of equal length, as those of all processes of one fork server are. torch's cached graphs
-        contain such paths: a Triton kernel's tuning is written beside the kernel's source.
+        Binary files also store the length of a path, so in them a path is replaced only by one of
+        equal length. The paths of all processes of one fork server have one length. torch's cached
+        graphs contain such paths, because a Triton kernel's tuning is written into the folder of
+        the kernel's source.
         """
         replaces = len(old) == len(new) or NAMES_FILES.fullmatch(Path(self.path).name)
         return self.content.replace(old, new) if replaces else self.content

@@ -90,7 +90,7 @@ class Report:
 
     @property
     def failed_itself(self) -> bool:
-        """True if the tool ended with an error of its own that no kernel can cause."""
+        """True if the tool ended with an internal error, which no kernel can cause."""
         failed = self.outcome is Outcome.UNKNOWN and INTERNAL in self.text
         return failed and EXCEPTION not in self.text
 
@@ -229,7 +229,7 @@ def read(tool: str, status: int | None, text: str, own: Collection[str]) -> Repo
 
 
 def _only_failed(text: str) -> bool:
-    """Return True if racecheck printed a failure of its own, and no finding."""
+    """Return True if racecheck printed an internal failure, and no finding."""
     printed = "\n".join(_lines_of_tool(text))
     return INTERNAL in printed and INVALID not in printed and not _RACE.search(printed)
 

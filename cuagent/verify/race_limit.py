@@ -1,17 +1,18 @@
-"""Decide if racecheck on all rows is stopped, because it cannot end in its time or takes too long.
+"""Decide if racecheck on all rows is stopped, because it cannot end in time or takes too long.
 
 A stopped run reports nothing, so it is stopped only if the run on few rows shows one of these:
 
-- racecheck itself failed there, so it does not work for these kernels (a hardware exception does
-  not show that: a kernel for one number of rows may access memory beyond fewer rows);
-- its call took so long that the call on all rows cannot end;
-- it is still running long after the other tools have ended, which saw all rows;
-- it found nothing, ran all kernels, and the run on all rows goes on for some seconds more than such
-  a call should take. The report on few rows counts then.
+- racecheck itself failed there, so it does not work for these kernels. A hardware exception does
+  not show that: a kernel for one number of rows may access memory beyond fewer rows.
+- Its call took so long that the call on all rows cannot end in time.
+- It still runs long after the other tools, which saw all rows, have ended.
+- It found nothing and ran all kernels, and the run on all rows takes some seconds more than such a
+  call should take. The report on few rows counts then.
 
 A finding on few rows never stops the run on all rows, because only the latter can reject.
 Assumption: racecheck's time grows with the number of rows. It processes every access to shared
-memory, so that is so unless few rows leave most of the GPU idle; `CERTAIN` allows for that.
+memory, so the assumption holds unless few rows leave most of the GPU idle; `CERTAIN` allows for
+that.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from cuagent.arms import CANDIDATE
 from cuagent.attempt import Attempt
 from cuagent.build import Build
 from cuagent.device_lock import ALONE, Sharing
@@ -28,7 +27,7 @@ from cuagent.task import Device, Precision, Task, TaskError
 from cuagent.task.settings import baseline_settings
 from cuagent.verdict import Reason, Verdict
 from cuagent.verify import surroundings
-from cuagent.verify.batch import Batch
+from cuagent.verify.compile_ahead import compile_ahead
 from cuagent.verify.compiled_code import compiles_when_called
 from cuagent.verify.context import VerifyContext
 from cuagent.verify.domain import Domain, domain_of
@@ -52,7 +51,6 @@ from cuagent.worker import ForkServer, ForkServerError, Session
 from cuagent.worker.giving_way import give_way_beside, run_giving_way
 from cuagent.worker.memory.arena import synchronize
 from cuagent.worker.memory.heap import give_back, give_back_surplus
-from cuagent.worker.open_timeout import FIRST_CALL_S
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -166,36 +164,11 @@ class Referee:
     def compile_ahead(self, attempt: Attempt, build: Build, sharing: Sharing = ALONE) -> None:
         """Make the first call of an attempt and store the compiled files for its later processes.
 
-        The device is held by `sharing`; while a timing waits for it, the attempt's process is
-        stopped. Called before a verdict that a timing follows. Any failure shows in that verdict.
-        Does nothing if the attempt seems to compile nothing, for a large task, and the second time.
+        Called before a verdict that a timing follows. Does nothing if the attempt seems to compile
+        nothing, for a large task, and the second time. `sharing` as in `compile_ahead`.
         """
-        compiled = self.processes.compiled
-        if self.large or attempt in compiled or not compiles_when_called(attempt):
-            return
-        compiled.keep(attempt, None)
-        if build.ok:
-            with suppress(*FORESEEN):
-                self.processes.mend()
-                self._compile_in(attempt, build, self.batches.create(1), sharing)
-
-    def _compile_in(self, attempt: Attempt, build: Build, batch: Batch, sharing: Sharing) -> None:
-        """Make one call of an attempt on inputs of `batch`, and store its compiled files."""
-        seed, weights = Seeds().draw(), self.context.weights
-        try:
-            self.oracle.load_weights(Weights.OWN, seed, weights)
-            with self.processes.waiting(attempt, seed) as session:
-                outputs = batch.outputs_of(CANDIDATE)
-
-                def compile_all() -> None:
-                    session.import_model([library.path for library in build.libraries])
-                    session.load(weights)
-                    session.block(batch.lent, outputs, [(0, 0)], deadline_s=FIRST_CALL_S)
-
-                run_giving_way(compile_all, session, sharing)
-                self.processes.compiled.keep(attempt, session.folder)
-        finally:
-            self.batches.discard(batch)
+        if not self.large:
+            compile_ahead(self.processes, self.context, self.batches, attempt, build, sharing)
 
     def verify(
         self,

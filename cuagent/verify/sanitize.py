@@ -6,11 +6,11 @@ mistakes and not cheats, and a clean report is no proof. Each of its tools check
 task's own inputs. torch's caching allocator is off, because the driver regards accesses inside the
 allocator's pool as legal.
 
-Only kernels that the attempt defines are instrumented, found by name: with those of cuDNN and
-cuBLAS the tools took 60 to 172 s. racecheck leaves out Triton's kernels, which it could not finish
-in the time limit. Inputs of more than `LARGE_BYTES` are cut along their first dimension, if the
-attempt's kernels still run, and racecheck may see few rows (`tool_runs`). The verdict's notes say
-what was covered.
+Only kernels that the attempt defines are instrumented; they are found by name. With the kernels of
+cuDNN and cuBLAS the tools took 60 to 172 s. racecheck leaves out Triton's kernels, which it could
+not finish in the time limit. Inputs of more than `LARGE_BYTES` are cut along their first dimension,
+if the attempt's kernels still run, and racecheck may see few rows (`tool_runs`). The verdict's
+notes say what was covered.
 
 initcheck runs if an attempt allocates memory without torch, because the verdict's calls fill
 torch's own uninitialised memory with two patterns. It sees only writes of instrumented kernels. So

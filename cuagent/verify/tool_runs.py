@@ -3,11 +3,10 @@
 racecheck instruments every access to shared memory and takes much longer than the others. It looks
 at one block at a time, and blocks of other rows run the same code. So it also runs on few rows of
 inputs that take more than `FEW_ABOVE`. If racecheck does not end on the whole inputs, its report on
-few rows counts, provided that it found nothing and ran all kernels and library functions that
-memcheck saw on the whole inputs. A finding on few rows alone does not reject: a kernel may be
-written for one number of rows. Once the other tools have ended, the run on few rows may show that
-the one on the whole inputs cannot end, or suffice if that takes long (`race_limit`); it is stopped
-then.
+few rows counts, if it found nothing there and ran all kernels and library functions that memcheck
+saw on the whole inputs. A finding on few rows alone does not reject: a kernel may be written for
+one number of rows. After the other tools have ended, `race_limit` decides by the run on few rows
+if the one on the whole inputs is stopped.
 
 The processes start before the inputs are written, because importing torch under a tool takes
 seconds; they wait for the file of the inputs (`worker/single.py`).
@@ -100,7 +99,7 @@ def few_rows(inputs: Sequence[Tensor], rows: int | None) -> int | None:
 def first_rows(inputs: Sequence[Tensor], rows: int | None, few: int | None) -> list[Tensor]:
     """Return the inputs; those with `rows` rows cut to the first `few`.
 
-    Others are kept whole: the second factor of a product has rows of its own. If a kernel refuses
+    Others are kept whole: the second factor of a product has other rows. If a kernel refuses
     such inputs, the report on few rows does not count.
     """
     return [tensor[:few] if _has_rows(tensor, rows) else tensor for tensor in inputs]

@@ -1,15 +1,16 @@
 """Refuse torch operators that compute, for candidates under the rule `kernels-only`.
 
 The rule is that of CUDA Agent: a candidate computes in its own kernels, and torch's operators only
-create, view and copy tensors. Products (cuBLAS) and convolutions (cuDNN) are allowed.
+create, view and copy tensors. Products (cuBLAS) and convolutions (cuDNN) are allowed, but not
+library kernels that also apply an activation.
 
 Each other operator's kernel for the CPU and for CUDA is replaced in the dispatcher of this process,
 before any code of the candidate is imported. So the rule holds in every thread, for calls from C++,
 and for operators that an operator is composed of. Nothing holds the replaced kernels any more: a
 candidate that finds the replacement can change its error message, but cannot compute with it.
 
-Not covered: numpy and other libraries on the CPU, and functions of torch's libraries that a
-candidate's own machine code calls without the dispatcher.
+Not covered: numpy and other libraries on the CPU, operators that other packages register, and
+functions of torch's libraries that a candidate's own machine code calls without the dispatcher.
 """
 
 from __future__ import annotations
@@ -26,27 +27,31 @@ def names_in(text: str) -> frozenset[str]:
 
 
 NAMESPACES = ("aten", "quantized", "_quantized", "onednn", "mkldnn", "mkldnn_prepacked", "mkl")
-"""Operator namespaces with kernels for a device; operators of other namespaces are composed of
-these."""
+"""Operator namespaces of torch with kernels for a device; torch's operators of other namespaces are
+composed of these."""
 DEVICES = ("CPU", "CUDA")
 KERNELS = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 """Dispatch keys whose kernels are used for every device."""
 PRODUCTS = names_in(
     """
-    mm addmm bmm baddbmm addbmm mv addmv dot vdot addr _addmm_activation _int_mm _scaled_mm
-    _grouped_mm _scaled_grouped_mm linalg_matmul
+    mm addmm bmm baddbmm addbmm mv addmv dot vdot _int_mm _scaled_mm _grouped_mm
+    _scaled_grouped_mm linalg_matmul
     """
 )
+"""`_addmm_activation` is left out, because it applies an activation too, and `addr`, because torch
+computes it elementwise."""
 CONVOLUTIONS = names_in(
     """
     convolution _convolution convolution_overrideable mkldnn_convolution cudnn_convolution
-    cudnn_convolution_transpose cudnn_convolution_relu cudnn_convolution_add_relu
-    slow_conv3d_forward slow_conv3d _slow_conv2d_forward thnn_conv2d conv_depthwise3d
-    _conv_depthwise2d slow_conv_transpose2d slow_conv_transpose3d slow_conv_dilated2d
-    slow_conv_dilated3d _nnpack_spatial_convolution miopen_convolution cudnn_is_acceptable
+    cudnn_convolution_transpose slow_conv3d_forward slow_conv3d _slow_conv2d_forward thnn_conv2d
+    conv_depthwise3d _conv_depthwise2d slow_conv_transpose2d slow_conv_transpose3d
+    slow_conv_dilated2d slow_conv_dilated3d _nnpack_spatial_convolution miopen_convolution
+    cudnn_is_acceptable
     mkldnn_reorder_conv2d_weight mkldnn_reorder_conv3d_weight
     """
 )
+"""`cudnn_convolution_relu` and `cudnn_convolution_add_relu` are left out, because they compute more
+than a convolution."""
 CREATIONS = names_in(
     """
     empty empty_like empty_strided empty_permuted new_empty new_empty_strided empty_quantized
@@ -76,6 +81,10 @@ DESCRIPTIONS = names_in(
 ALLOWED = PRODUCTS | CONVOLUTIONS | CREATIONS | COPIES | DESCRIPTIONS
 
 
+LAZY = ("_neg_view",)
+"""Views that make a later copy compute: a copy of a negated view negates the elements."""
+
+
 def refuse_computing_operators() -> None:
     """Make every torch operator outside ALLOWED raise an error, for the rest of this process."""
     import torch
@@ -103,7 +112,9 @@ def _computing() -> Iterator[str]:
     known = set(torch._C._dispatch_get_all_op_names())
     for schema in torch._C._jit_get_all_schemas():
         namespace, _, short = schema.name.partition("::")
-        if namespace not in NAMESPACES or short in ALLOWED or _is_view(schema):
+        if namespace not in NAMESPACES or short in ALLOWED:
+            continue
+        if short not in LAZY and _is_view(schema):
             continue
         name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
         if name in known and any(has_kernel(name, key) for key in (*DEVICES, *KERNELS)):

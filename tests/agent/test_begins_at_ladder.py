@@ -25,7 +25,7 @@ from cuagent.agent import (
 )
 from cuagent.agent.ladder import bounds_of
 from cuagent.events import Event, LadderMeasured, RunEnded
-from cuagent.expert.search.planner import Bounds
+from cuagent.expert.search.outcomes import Bounds
 from cuagent.judge import LocalJudge
 from cuagent.judgement import Result, result_of
 from cuagent.measure.rungs import Ladder, Rung

@@ -149,6 +149,33 @@ def test_better_attempt_is_judged_for_the_record(run: Run, monkeypatch: pytest.M
     assert "attempt 1, 3.90x over eager" in summarize(run)
 
 
+@pytest.mark.parametrize(("eager", "judged_again"), [(2.0, True), (0.5, False)])
+def test_under_kernels_only_an_attempt_slower_than_a_rung_is_judged_for_the_record(
+    run: Run, monkeypatch: pytest.MonkeyPatch, eager: float, judged_again: bool
+) -> None:
+    """No rung can be the result there, so the attempt must pass all checks of the record."""
+
+    def slower_than_compile(effort: Effort) -> Judgement:
+        judgement = judged(FAST, eager, effort)
+        assert judgement.timing is not None
+        judgement.timing.ratios["compile"] = Ratio(0.4, 0.39, 0.41)
+        return judgement
+
+    run.register(FAST, slower_than_compile(Effort.QUICK))
+    asked = []
+
+    def measured(what: str, work: Any) -> Judgement:
+        asked.append(what)
+        return slower_than_compile(Effort.RECORD)
+
+    monkeypatch.setattr(run, "measured", measured)
+    run.settles_rung = False
+    for kernels_only, expected in ((False, []), (True, ["record"] * judged_again)):
+        run.kernels_only, run.stop = kernels_only, Stop.STEP_LIMIT
+        conclude(run, ignore)
+        assert asked == expected
+
+
 def test_attempt_that_may_not_exceed_the_result_is_not_judged_again(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

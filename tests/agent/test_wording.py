@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cuagent.agent.run import Tried
+from cuagent.agent.tried import Tried
 from cuagent.agent.wording import judgement_lines, rung_lines
 from cuagent.attempt import Attempt
 from cuagent.build import Build, Diagnostic

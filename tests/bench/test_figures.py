@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,10 +10,10 @@ import pytest
 
 from cuagent.agent import Stop
 from cuagent.arms import CANDIDATE, COMPILE, EAGER
-from cuagent.bench import solve
+from cuagent.bench import optimize
 from cuagent.bench.certificates import Certification
 from cuagent.bench.figures import figures
-from cuagent.judgement import Judgement
+from cuagent.judgement import Judgement, Result, result_of
 from cuagent.measure.rungs import Ladder, Rung, gain_of
 from cuagent.timing import Arm, Effort, Floor, Ratio, Timing
 from cuagent.verdict import Reason, Verdict
@@ -43,8 +44,11 @@ def judged(found: Ladder, over_eager: float) -> Judgement:
     return Judgement("digest", ANY, verdict, timing, ANY, gain_of(timing, found))
 
 
-def made(judgement: Judgement | None, found: Ladder) -> dict[str, Any]:
-    return figures(judgement, found, Certification((), "elementwise", 1, ()), None)
+def made(
+    judgement: Judgement | None, found: Ladder, *, kernels_only: bool = False
+) -> dict[str, Any]:
+    given = result_of(judgement, found, kernels_only=kernels_only)
+    return figures(judgement, found, Certification((), "elementwise", 1, ()), None, given)
 
 
 def value(ratio: dict[str, float] | None) -> float | None:
@@ -67,6 +71,19 @@ def test_attempt_that_is_slower_than_a_free_option_is_not_the_result() -> None:
     assert "kernel" not in record["parts"]
 
 
+def test_under_kernels_only_the_attempt_is_the_result_although_a_rung_is_faster() -> None:
+    found = ladder(**{COMPILE: 1.5, GRAPH: 6.96})
+    record = made(judged(found, 2.81), found, kernels_only=True)
+    assert {name: value(ratio) for name, ratio in record["ratios"].items()} == {
+        "eager": 2.81,
+        "compile": 1.87,
+        "best_rung": 0.4,
+        "free": 6.96,
+    }
+    assert record["attempt_ratios"] is None
+    assert record["roofline_share"] == pytest.approx(0.01 * 2.81)
+
+
 def test_kernel_keeps_its_own_ratios() -> None:
     found = ladder(**{COMPILE: 1.5})
     record = made(judged(found, 3.0), found)
@@ -84,26 +101,50 @@ def test_attempt_that_beats_nothing_has_no_ratio_of_a_result() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rungs", "over_eager", "stop", "status"),
+    ("rungs", "over_eager", "stop", "status", "status_of_kernels_only"),
     [
-        ({GRAPH: 6.96}, 2.81, Stop.TIME_LIMIT, "free option"),
-        ({GRAPH: 6.96}, None, Stop.TIME_LIMIT, "free option"),
-        ({GRAPH: 6.96}, None, Stop.JUDGE_FAILED, "failed"),
-        ({GRAPH: 1.5}, 3.0, Stop.TIME_LIMIT, "kernel"),
-        ({}, 1.005, Stop.SUBMITTED, "no gain"),
-        ({}, None, Stop.SUBMITTED, "no kernel"),
+        ({GRAPH: 6.96}, 2.81, Stop.TIME_LIMIT, "free option", "kernel"),
+        ({GRAPH: 6.96}, 1.005, Stop.SUBMITTED, "free option", "no gain"),
+        ({GRAPH: 6.96}, None, Stop.TIME_LIMIT, "free option", "no kernel"),
+        ({GRAPH: 6.96}, None, Stop.JUDGE_FAILED, "failed", "failed"),
+        ({GRAPH: 1.5}, 3.0, Stop.TIME_LIMIT, "kernel", "kernel"),
+        ({}, 1.005, Stop.SUBMITTED, "no gain", "no gain"),
+        ({}, None, Stop.SUBMITTED, "no kernel", "no kernel"),
     ],
 )
 def test_status_names_what_the_user_gets(
-    rungs: dict[str, float], over_eager: float | None, stop: Stop, status: str
+    rungs: dict[str, float],
+    over_eager: float | None,
+    stop: Stop,
+    status: str,
+    status_of_kernels_only: str,
 ) -> None:
     found = ladder(**rungs)
     judgement = judged(found, over_eager) if over_eager else None
     tried = SimpleNamespace(judgement=judgement, n=1) if judgement else None
     run: Any = SimpleNamespace(
-        result=tried, ladder=found, tried=[tried] * bool(tried), settled=(), error="", messages=[]
+        result=tried,
+        ladder=found,
+        tried=[tried] * bool(tried),
+        settled=(),
+        error="",
+        messages=[],
+        kernels_only=False,
     )
-    result = solve._status(run, stop)
+    result = optimize._status(run, stop, result_of(judgement, found))
     assert result.name == status
     if status == "free option":
         assert f"{GRAPH} is 6.96x over eager" in result.reason
+    run.kernels_only = True
+    by_kernels_only = optimize._status(run, stop, result_of(judgement, found, kernels_only=True))
+    assert by_kernels_only.name == status_of_kernels_only
+
+
+def test_implausible_time_is_no_result_under_kernels_only() -> None:
+    found = ladder(**{COMPILE: 1.5})
+    judgement = judged(found, 3.0)
+    assert judgement.timing is not None
+    suspect = replace(judgement, timing=replace(judgement.timing, floor=Floor(0.9, "memory", 0.9)))
+    assert suspect.timing is not None
+    assert suspect.timing.suspect
+    assert result_of(suspect, found, kernels_only=True) is Result.MODULE

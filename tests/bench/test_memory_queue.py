@@ -86,7 +86,7 @@ class Holders:
         return process
 
     def starts(self, size: int) -> subprocess.Popen[str]:
-        """Start a process that gets its memory at once."""
+        """Start a process that gets its memory without waiting."""
         process = self.start(size)
         await_claimed(process)
         return process

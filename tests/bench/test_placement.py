@@ -28,6 +28,16 @@ def sized(**shares: float) -> Queue:
     return queue
 
 
+def taking(queue: Queue, gpu: str) -> tuple[threading.Thread, list[Order | None]]:
+    """Let another thread take an order; return the thread and the list that it adds the order
+    to."""
+    taken: list[Order | None] = []
+    waits = threading.Thread(target=lambda: taken.append(queue.take(gpu)))
+    waits.start()
+    waits.join(0.2)
+    return waits, taken
+
+
 def test_large_problems_start_first_and_small_ones_use_what_is_left() -> None:
     queue = sized(small=0.1, half=0.5, whole=1.0, most=0.8, tiny=0.05)
     assert names(queue, "0", "1", "1", "1") == ["whole", "most", "small", "tiny"]
@@ -37,10 +47,7 @@ def test_a_slot_waits_until_the_memory_of_its_gpu_is_free() -> None:
     queue = sized(a=0.6, b=0.6)
     first = queue.take("0")
     assert first is not None
-    taken: list[Order | None] = []
-    waits = threading.Thread(target=lambda: taken.append(queue.take("0")))
-    waits.start()
-    waits.join(0.2)
+    waits, taken = taking(queue, "0")
     assert not taken
     queue.ended(first)
     waits.join(10)
@@ -67,10 +74,7 @@ def test_slots_wait_until_all_sizes_are_known_but_not_for_ever(
 ) -> None:
     queue = Queue(unsized=["small", "large"])
     queue.add(order("small"), 0.1)
-    taken: list[Order | None] = []
-    waits = threading.Thread(target=lambda: taken.append(queue.take("0")))
-    waits.start()
-    waits.join(0.2)
+    waits, taken = taking(queue, "0")
     assert not taken
     queue.add(order("large"), 0.9)
     waits.join(10)
@@ -93,10 +97,7 @@ def test_a_problem_that_runs_again_elsewhere_before_it_ended_keeps_its_memory() 
     queue.ended(first)
     assert names(queue, "0") == ["b"]
     queue.add(order("c"), 0.5)
-    taken: list[Order | None] = []
-    waits = threading.Thread(target=lambda: taken.append(queue.take("1")))
-    waits.start()
-    waits.join(0.2)
+    waits, taken = taking(queue, "1")
     assert not taken
     queue.ended(again)
     waits.join(10)

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 from make_tasks import write_task
 
+from cuagent.bench import optimize as optimizing
 from cuagent.bench import solve as solving
+from cuagent.bench.optimize import Interrupted, _lacked_memory
 from cuagent.bench.order import BenchSettings
 from cuagent.bench.problems import Problem
 from cuagent.bench.scheduler import orders_for
-from cuagent.bench.solve import Interrupted, _lacked_memory, solve
+from cuagent.bench.solve import solve
 from cuagent.device_lock import DeviceLock
 from cuagent.judge import LocalJudge
 from cuagent.measure import rung_compiler
@@ -88,13 +90,13 @@ def test_time_limit_includes_opening(tmp_path: Path, monkeypatch: pytest.MonkeyP
     settings = BenchSettings(max_time_s=0.0)
     (order,) = orders_for([Problem("L1/1", path, "level 1")], settings, "a device", tmp_path)
     budgets: list[float | None] = []
-    begin = solving.start_run
+    begin = optimizing.start_run
 
     def beginning(*arguments: Any, **named: Any) -> Any:
         budgets.append(named["budget"].seconds)
         return begin(*arguments, **named)
 
-    monkeypatch.setattr(solving, "start_run", beginning)
+    monkeypatch.setattr(optimizing, "start_run", beginning)
     record = solve(order, DeviceLock(), lambda _: None)
     assert budgets == [0.0]
     assert record["stop"] == "time limit"

@@ -1,4 +1,4 @@
-"""Scripts of users, as the tests run them, and what a capture of one gives."""
+"""Run scripts of users, and describe the result of a capture."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Run = Callable[..., Capture]
 
 
 def printed_by(command_python: list[str], folder: Path, script: str) -> str:
-    """Return what a script in `folder` prints; modules of the folder can be imported."""
+    """Return the text that a script in `folder` prints; modules of the folder can be imported."""
     return subprocess.run(
         [*command_python, script],
         cwd=folder,

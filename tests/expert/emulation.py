@@ -14,6 +14,8 @@ from types import SimpleNamespace
 
 import torch
 
+from cuagent.expert.candidate import Candidate
+
 PLAIN = ["-O1", "-w", "-std=c++17", "-fPIC"]
 FLAGS = [*PLAIN]
 FLAGS += ["-fsanitize=kernel-address,bounds,alignment"]
@@ -25,6 +27,11 @@ HEADER = re.compile(r'^#include "\w+\.h"$', re.MULTILINE)
 LAUNCH = re.compile(r"(\w+)<<<(.*), (\d+), stream>>>\((.*)\);")
 CLUSTER = re.compile(r"__cluster_dims__\((\d+), 1, 1\).*?(\w+_device\w*)\(")
 DYNAMIC = re.compile(r"extern __shared__ (.+) (\w+)_memory\[\];")
+
+
+def cuda_text(candidate: Candidate) -> str:
+    """Return the text of all CUDA kernels of a candidate."""
+    return "".join(t for f, t in candidate.files.items() if f.endswith(".cu"))
 
 
 def emulated(path: str, descending: bool = False) -> SimpleNamespace:

@@ -141,7 +141,7 @@ class Bounds:
 
 
 class Hints:
-    """What the hints of contiguity of a launch say, and what its programs compute.
+    """The hints of contiguity of a launch, and the indices that its programs compute.
 
     The compiler takes vectors of at most the promised number of elements whose first index it knows
     to be divisible by their size. It derives that from the length of lines, at whose ends a hint

@@ -25,7 +25,7 @@ MOST = 4
 
 @dataclass(frozen=True)
 class Registered:
-    """What torch registers for one table of decompositions."""
+    """Kernels and rules that torch registers for one table of decompositions."""
 
     table: Table
     before: Kernels

@@ -9,7 +9,8 @@ from agreement import assert_agrees  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Options, make_candidate
 from cuagent.expert.capture.subject import open_subject
-from cuagent.expert.search.planner import Outcome, propose
+from cuagent.expert.search.outcomes import Outcome
+from cuagent.expert.search.planner import propose
 from cuagent.task import load_task
 
 pytestmark = pytest.mark.slow

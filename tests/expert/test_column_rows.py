@@ -8,6 +8,7 @@ import subprocess
 from importlib.resources import files
 from pathlib import Path
 
+import emulation  # type: ignore[import-not-found]
 import pytest
 import test_emulated_cuda as emulated_cuda  # type: ignore[import-not-found]
 import test_reductions as reductions  # type: ignore[import-not-found]
@@ -47,10 +48,6 @@ def text_of(case: tuple[str, str, str]) -> str:
     return reductions.text_of(body, shape, dtype or "float32")
 
 
-def generated(candidate) -> str:
-    return "".join(t for f, t in candidate.files.items() if f.endswith(".cu"))
-
-
 @pytest.fixture
 def busy(monkeypatch):
     """Let few rows fill the GPU."""
@@ -63,7 +60,7 @@ def test_emulated_vectors_of_rows_agree_with_reference(tmp_path, monkeypatch, bu
     candidate = emulated_cuda.check(
         tmp_path, monkeypatch, text_of(VECTORS[name]), Options(), HOPPER
     )
-    assert re.search(r"int LANES = \d+;(.|\n)*int VECTOR = [48];", generated(candidate))
+    assert re.search(r"int LANES = \d+;(.|\n)*int VECTOR = [48];", emulation.cuda_text(candidate))
 
 
 @pytest.mark.slow
@@ -72,13 +69,13 @@ def test_emulated_single_rows_agree_with_reference(tmp_path, monkeypatch, busy, 
     candidate = emulated_cuda.check(
         tmp_path, monkeypatch, text_of(SCALARS[name]), Options(), HOPPER
     )
-    text = generated(candidate)
+    text = emulation.cuda_text(candidate)
     assert not re.search("VECTOR = [248];", text)
     assert (f"WIDTH = {WIDE};" in text) == (name == "wide sums")
 
 
 def test_an_element_that_two_passes_read_is_loaded_once(generate):
-    text = generated(generate(reductions.text_of(NORM, "2, 64, 256, 256"), HOPPER))
+    text = emulation.cuda_text(generate(reductions.text_of(NORM, "2, 64, 256, 256"), HOPPER))
     assert text.count("load_vector(") == 1
     assert text.count("store_vector(") == 1
 
@@ -91,7 +88,7 @@ def test_compiled_stores_are_vectors(generate, tmp_path, dtype):
     folder = files("cuagent.expert.streaming")
     candidate = generate(reductions.text_of(NORM, "2, 64, 256, 256", dtype), HOPPER)
     (source,) = (tmp_path / Path(f).name for f in candidate.files if f.endswith(".cu"))
-    source.write_text(generated(candidate))
+    source.write_text(emulation.cuda_text(candidate))
     for name in ("pointwise_cuda.h", "half_cuda.h"):
         (tmp_path / name).write_text((folder / name).read_text("utf-8"))
     options = ["-ptx", "-O3", "-std=c++17", "-arch=sm_90", "-o", str(tmp_path / "code.ptx")]
@@ -102,7 +99,7 @@ def test_compiled_stores_are_vectors(generate, tmp_path, dtype):
 
 def test_vectors_are_an_option(generate):
     text = reductions.text_of(NORM, "2, 64, 256, 256")
-    assert "load_vector(" not in generated(generate(text, HOPPER, Options(vector=False)))
+    assert "load_vector(" not in emulation.cuda_text(generate(text, HOPPER, Options(vector=False)))
 
 
 MANY = 1 << 20

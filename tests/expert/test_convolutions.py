@@ -12,7 +12,8 @@ from agreement import assert_agrees  # type: ignore[import-not-found]
 from cuagent.expert.candidate import Options
 from cuagent.expert.capture.subject import Target, open_subject
 from cuagent.expert.convolutions import qualify
-from cuagent.expert.search.planner import Outcome, propose
+from cuagent.expert.search.outcomes import Outcome
+from cuagent.expert.search.planner import propose
 from cuagent.task import load_task
 from cuagent.timing import Ratio
 

@@ -11,7 +11,8 @@ from modules import Gated, Mlp, task_text  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Options, make_candidate
 from cuagent.expert.capture.subject import Target
-from cuagent.expert.search.planner import Bounds, Outcome, propose
+from cuagent.expert.search.outcomes import Bounds, Outcome
+from cuagent.expert.search.planner import propose
 from cuagent.expert.search.progress import own_share
 from cuagent.message import Message
 from cuagent.models.expert import ExpertModel
@@ -32,14 +33,14 @@ def task(tmp_path):
     return load_task(f"{path}:Gated", device="cpu")
 
 
-def converse(task, answers, fresh=False, most=40, ladder=None, explains=True):
+def converse(task, answers, fresh=False, most=40, ladder=None, **settings):
     """Run the expert and return its calls.
 
     `answers(tool, count)` returns the data of a tool's result, or a text for an error of the tool.
-    `fresh` replaces the model after each step, as in a resumed run.
+    `fresh` replaces the model after each step, as in a resumed run. `settings` are its attributes.
     """
     model, messages, acts, counts = ExpertModel(task), [Message("user", "go")], [], {}
-    model.explains = explains
+    vars(model).update(settings)
     messages += [ladder] * (ladder is not None)
     while len(acts) < most:
         pieces: list[str] = []
@@ -265,6 +266,13 @@ def test_expert_writes_no_kernel_if_the_best_rung_is_at_the_floor(task):
     assert "torch.compile runs at 97%" in acts[0][1]["message"]
 
 
+def test_under_kernels_only_a_kernel_is_tried_although_the_best_rung_is_at_the_floor(task):
+    at_floor = ladder(floor=0.97)
+    acts = converse(task, answers_with([accepted(1, 1.3)]), ladder=at_floor, kernels_only=True)
+    assert "verify" in names(acts)
+    assert acts[-1][1]["attempt"] == 1
+
+
 def test_search_ends_at_an_attempt_that_reaches_the_floor(task):
     verdicts = [timed(accepted(1, 1.9, 0.95), 0.52), accepted(2, 2.0)]
     acts = converse(task, answers_with(verdicts), ladder=ladder())
@@ -328,6 +336,8 @@ def test_attempt_behind_a_compiled_rung_leaves_the_rest_to_torch_compile(task, r
     outcome = Outcome(first.candidate, True, "accepted", 1, ratios)
     second = propose(subject, [outcome], Bounds(rung=rung))
     assert second.candidate.options.compile == "default"
+    by_kernels = propose(subject, [outcome], Bounds(rung=rung, kernels_only=True))
+    assert by_kernels is None or not by_kernels.candidate.options.compile
     assert second.candidate.options.graph is (rung == "reduce-overhead")
     assert second.candidate.kernels == first.candidate.kernels
 

@@ -10,7 +10,8 @@ from modules import LAYER_TASK  # type: ignore[import-not-found]
 from cuagent.expert.candidate import make_candidate
 from cuagent.expert.capture.subject import Subject, Target, open_subject
 from cuagent.expert.options import Options
-from cuagent.expert.search.planner import Bounds, Outcome, propose
+from cuagent.expert.search.outcomes import Bounds, Outcome
+from cuagent.expert.search.planner import propose
 from cuagent.expert.search.progress import runs_in_tf32
 from cuagent.task import load_task
 from cuagent.timing import Ratio

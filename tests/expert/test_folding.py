@@ -27,14 +27,14 @@ def test_each_pass_folds_one_operation_into_every_layer(generate, monkeypatch):
 
 def test_candidates_of_a_search_are_generated_once(generate, monkeypatch, tmp_path):
     from cuagent.expert.capture.subject import open_subject
-    from cuagent.expert.search import planner
+    from cuagent.expert.search import choices, planner
     from cuagent.task import load_task
 
     path = tmp_path / "task.py"
     path.write_text(LAYER_TASK.format(layer="nn.GELU()", body="self.c(x) * x", shape="64, 32"))
     subject, made = open_subject(load_task(f"{path}:Model")), []
-    real = planner.make_candidate
-    monkeypatch.setattr(planner, "make_candidate", lambda s, o: made.append(o) or real(s, o))
+    real = choices.make_candidate
+    monkeypatch.setattr(choices, "make_candidate", lambda s, o: made.append(o) or real(s, o))
     first, second = (planner.propose(subject, ()) for _ in range(2))
     assert first is not None
     assert first == second

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from cuagent.expert.search.planner import Outcome, _is_idle
+from cuagent.expert.search.outcomes import Outcome
+from cuagent.expert.search.planner import _is_idle
 from cuagent.timing import Ratio
 
 

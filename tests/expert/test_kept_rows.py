@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import emulation  # type: ignore[import-not-found]
 import pytest
 import test_emulated_cuda as emulated_cuda  # type: ignore[import-not-found]
 import test_reductions as reductions  # type: ignore[import-not-found]
@@ -32,10 +33,6 @@ TASKS = {
 }  # fmt: skip
 
 
-def generated(candidate) -> str:
-    return "".join(t for f, t in candidate.files.items() if f.endswith(".cu"))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("cluster", [1, 4, 16])
 @pytest.mark.parametrize("name", TASKS)
@@ -46,21 +43,21 @@ def test_emulated_kept_rows_agree_with_reference(tmp_path, monkeypatch, name, cl
     body, shape, dtype = TASKS[name]
     text = reductions.text_of(body, shape, dtype or "float32")
     candidate = emulated_cuda.check(tmp_path, monkeypatch, text, Options(), HOPPER)
-    assert "allow_shared" in generated(candidate)
-    assert ("store_remote" in generated(candidate)) == (cluster > 1)
-    assert ("allow_cluster" in generated(candidate)) == (cluster > 8)
+    assert "allow_shared" in emulation.cuda_text(candidate)
+    assert ("store_remote" in emulation.cuda_text(candidate)) == (cluster > 1)
+    assert ("allow_cluster" in emulation.cuda_text(candidate)) == (cluster > 8)
 
 
 def test_rows_are_kept_where_the_gpu_has_clusters(generate):
     text = reductions.text_of(SOFTMAX, "70, 50000")
-    assert "allow_shared" in generated(generate(text, HOPPER))
+    assert "allow_shared" in emulation.cuda_text(generate(text, HOPPER))
     for target, options in (
         (Target("cuda", (8, 0), 108), Options()),
         (Target("cuda", (12, 0), 170), Options()),
         (HOPPER, Options(threads=256)),
         (HOPPER, Options(vector=False)),
     ):
-        assert "allow_shared" not in generated(generate(text, target, options))
+        assert "allow_shared" not in emulation.cuda_text(generate(text, target, options))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +75,9 @@ def test_layouts_are_those_that_were_fast_on_an_h200(vectors, cluster, threads):
     "shape", ["70, 16384", "70, 1000000"], ids=["registers", "larger than a cluster's memory"]
 )
 def test_other_rows_are_not_kept(generate, shape):
-    assert "allow_shared" not in generated(generate(reductions.text_of(SOFTMAX, shape), HOPPER))
+    assert "allow_shared" not in emulation.cuda_text(
+        generate(reductions.text_of(SOFTMAX, shape), HOPPER)
+    )
 
 
 def test_values_of_disjoint_passes_share_memory():
@@ -125,7 +124,7 @@ def test_emulated_short_rows_share_a_warp(tmp_path, monkeypatch, name):
     body, shape, threads = SHORT[name]
     text = reductions.text_of(f"return {body}", shape)
     candidate = emulated_cuda.check(tmp_path, monkeypatch, text, Options(), HOPPER)
-    assert f"THREADS = {threads};" in generated(candidate)
+    assert f"THREADS = {threads};" in emulation.cuda_text(candidate)
 
 
 @pytest.mark.gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import emulation  # type: ignore[import-not-found]
 import pytest
 import test_emulated_cuda as emulated_cuda  # type: ignore[import-not-found]
 import test_pooling as pooling  # type: ignore[import-not-found]
@@ -49,10 +50,6 @@ def text_of(form: str, name: str, dtype: str = "float32") -> str:
     return TASK.format(body=body, shape=shape, dtype=dtype)
 
 
-def kernels_of(candidate) -> str:
-    return "".join(t for f, t in candidate.files.items() if f.endswith(".cu"))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("form", "name"), CASES)
@@ -61,13 +58,13 @@ def test_emulated_results_agree_with_reference(tmp_path, monkeypatch, form, name
     monkeypatch.setattr(cuda_strips, "MOST_WASTE", 99)
     text = text_of(form, name, dtype)
     candidate = emulated_cuda.check(tmp_path, monkeypatch, text, Options(), HOPPER)
-    assert ("strip" if form == "strips" else "RESULTS") in kernels_of(candidate)
+    assert ("strip" if form == "strips" else "RESULTS") in emulation.cuda_text(candidate)
 
 
 def test_shared_results_are_aligned_for_vectors(monkeypatch, generate):
     monkeypatch.setattr(cuda_strips, "LEAST_RESULTS", 0)
     monkeypatch.setattr(cuda_strips, "MOST_WASTE", 99)
-    text = kernels_of(generate(text_of("vectors", "max"), HOPPER))
+    text = emulation.cuda_text(generate(text_of("vectors", "max"), HOPPER))
     assert "alignas(16) __shared__ float results[" in text
     assert "store_shared(results" in text
 
@@ -86,7 +83,7 @@ def test_emulated_maximum_of_a_window_with_nan_is_nan(tmp_path, monkeypatch, pla
 
 def test_small_pools_have_a_thread_for_each_result(generate):
     for form, name in (("strips", "max"), ("vectors", "max")):
-        text = kernels_of(generate(text_of(form, name), HOPPER))
+        text = emulation.cuda_text(generate(text_of(form, name), HOPPER))
         assert "strip" not in text
         assert "RESULTS" not in text
 
@@ -98,7 +95,7 @@ def test_results_agree_with_reference_on_cuda(make, monkeypatch, form, name, dty
     monkeypatch.setattr(cuda_strips, "LEAST_RESULTS", 0)
     monkeypatch.setattr(cuda_strips, "MOST_WASTE", 99)
     made = make(text_of(form, name, dtype), "Model", Options(), "cuda")
-    assert ("strip" if form == "strips" else "RESULTS") in kernels_of(made.candidate)
+    assert ("strip" if form == "strips" else "RESULTS") in emulation.cuda_text(made.candidate)
     assert_agrees(made, "cuda")
 
 

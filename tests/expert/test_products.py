@@ -11,7 +11,7 @@ from agreement import assert_agrees  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Candidate, Options
 from cuagent.expert.capture.subject import Target
-from cuagent.expert.products import halves, match, operands
+from cuagent.expert.products import halves, operands, qualify
 from cuagent.expert.products.tiles import FLOAT32, HALF, ranked
 
 HOPPER = Target("cuda", (9, 0), 132)
@@ -106,7 +106,7 @@ def get_init_inputs(): return []
 @pytest.fixture
 def any_size(monkeypatch):
     """Let small matrix products also become generated kernels."""
-    monkeypatch.setattr(match, "LEAST_OPERATIONS", 0)
+    monkeypatch.setattr(qualify, "LEAST_OPERATIONS", 0)
     monkeypatch.setattr(operands, "LEAST_REUSE", 0)
 
 
@@ -326,9 +326,9 @@ def split_text(name: str) -> str:
 @pytest.fixture
 def split_small(monkeypatch, any_size):
     """Let the operands of small products also be split before the product."""
-    monkeypatch.setattr(match, "LEAST_SPLIT_OPERATIONS", 0)
-    monkeypatch.setattr(match, "LEAST_SPLIT_REUSE", 0)
-    monkeypatch.setattr(match, "LEAST_SPLIT_DEPTH", 0)
+    monkeypatch.setattr(qualify, "LEAST_SPLIT_OPERATIONS", 0)
+    monkeypatch.setattr(qualify, "LEAST_SPLIT_REUSE", 0)
+    monkeypatch.setattr(qualify, "LEAST_SPLIT_DEPTH", 0)
 
 
 @pytest.mark.slow
@@ -459,7 +459,7 @@ def _is_store(name: ast.Name) -> bool:
 def test_equal_layers_share_the_text_of_their_kernel(generate, monkeypatch):
     init = "self.a, self.b, self.c = nn.Linear(520, 520), nn.Linear(520, 520), nn.Linear(520, 300)"
     text = text_of("an activation").replace("self.l = nn.Linear(520, 1000)", init)
-    monkeypatch.setattr(match, "LEAST_SPLIT_OPERATIONS", 0)
+    monkeypatch.setattr(qualify, "LEAST_SPLIT_OPERATIONS", 0)
     text = text.replace("F.gelu(self.l(x)) * 2", "self.c(self.b(self.a(x).relu()).relu()).relu()")
     candidate = generate(text)
     module = module_of(candidate)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import emulation  # type: ignore[import-not-found]
 import pytest
 import test_emulated_cuda as emulated_cuda  # type: ignore[import-not-found]
 import test_reductions as reductions  # type: ignore[import-not-found]
@@ -43,10 +44,6 @@ TASKS = {
 }  # fmt: skip
 
 
-def generated(candidate) -> str:
-    return "".join(t for f, t in candidate.files.items() if f.endswith(".cu"))
-
-
 @pytest.fixture
 def short(monkeypatch):
     """Let short rows be sliced, and not kept."""
@@ -70,22 +67,24 @@ def test_emulated_few_rows_are_read_in_one_kernel(tmp_path, monkeypatch, short, 
     candidate = emulated_cuda.check(
         tmp_path, monkeypatch, reductions.text_of(body, shape), Options(), HOPPER
     )
-    assert generated(candidate).count("extern") == 1
-    assert "_device_elements" in generated(candidate)
+    assert emulation.cuda_text(candidate).count("extern") == 1
+    assert "_device_elements" in emulation.cuda_text(candidate)
 
 
 @pytest.mark.parametrize("target", [AMPERE, HOPPER])
 @pytest.mark.parametrize("name", FEW)
 def test_few_long_rows_are_sliced(generate, target, name):
-    text = generated(generate(reductions.text_of(FEW[name], "5, 70000"), target))
+    text = emulation.cuda_text(generate(reductions.text_of(FEW[name], "5, 70000"), target))
     assert text.count("extern") == 1
     assert "_device_elements" in text
 
 
 def test_operands_of_all_rows_are_read_once_for_several(generate):
-    text = generated(generate(reductions.text_of(FEW["layer norm"], "16, 1048576"), HOPPER))
+    text = emulation.cuda_text(
+        generate(reductions.text_of(FEW["layer norm"], "16, 1048576"), HOPPER)
+    )
     assert "TOGETHER = 8" in text
-    few = generated(generate(reductions.text_of(FEW["layer norm"], "2, 65536"), HOPPER))
+    few = emulation.cuda_text(generate(reductions.text_of(FEW["layer norm"], "2, 65536"), HOPPER))
     assert "TOGETHER" not in few
 
 
@@ -98,7 +97,7 @@ def test_operands_of_all_rows_are_read_once_for_several(generate):
     ids=["three levels", "distances"],
 )
 def test_few_long_rows_without_slices_fill_the_gpu(generate, body, least):
-    text = generated(generate(reductions.text_of(body, "5, 70000"), HOPPER))
+    text = emulation.cuda_text(generate(reductions.text_of(body, "5, 70000"), HOPPER))
     assert text.count("extern") >= least
     # No kernel computes a row with one block.
     assert "ITEMS" not in text
@@ -111,15 +110,17 @@ def test_emulated_sliced_rows_agree_with_reference(tmp_path, monkeypatch, short,
     body, shape, dtype = TASKS[name]
     text = reductions.text_of(body, shape, dtype or "float32")
     candidate = emulated_cuda.check(tmp_path, monkeypatch, text, Options(), HOPPER)
-    assert "_device_elements" in generated(candidate)
+    assert "_device_elements" in emulation.cuda_text(candidate)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", [AMPERE, HOPPER])
 def test_rows_larger_than_a_clusters_memory_are_sliced(generate, target):
     text = reductions.text_of("return torch.group_norm(x, 2)", "70, 2, 1024, 1024")
-    assert "_device_elements" in generated(generate(text, target))
-    assert "_device_elements" not in generated(generate(text, target, Options(vector=False)))
+    assert "_device_elements" in emulation.cuda_text(generate(text, target))
+    assert "_device_elements" not in emulation.cuda_text(
+        generate(text, target, Options(vector=False))
+    )
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ def test_rows_larger_than_a_clusters_memory_are_sliced(generate, target):
 )
 def test_other_reductions_are_not_sliced(generate, short, body):
     text = reductions.text_of(body, "70, 4096")
-    assert "_device_elements" not in generated(generate(text, HOPPER))
+    assert "_device_elements" not in emulation.cuda_text(generate(text, HOPPER))
 
 
 @pytest.mark.parametrize("most", ["columns", "rows"])
@@ -144,7 +145,7 @@ def test_more_elements_than_an_int_counts_are_left_to_torch(generate, monkeypatc
     monkeypatch.setattr(cuda, "MOST_INDICES", 3000)
     shape = "70, 3000" if most == "columns" else "3000, 70"
     candidate = generate(reductions.text_of(SOFTMAX, shape), HOPPER)
-    assert candidate is None or "Max::join" not in generated(candidate)
+    assert candidate is None or "Max::join" not in emulation.cuda_text(candidate)
 
 
 @pytest.mark.gpu

@@ -11,7 +11,8 @@ from modules import Gated, task_text  # type: ignore[import-not-found]
 from cuagent.expert.candidate import Options, make_candidate
 from cuagent.expert.capture.subject import open_subject
 from cuagent.expert.search.memory import Memory
-from cuagent.expert.search.planner import Outcome, propose
+from cuagent.expert.search.outcomes import Outcome
+from cuagent.expert.search.planner import propose
 from cuagent.expert.search.tuning import key, recalled, remember
 from cuagent.message import Message
 from cuagent.models.expert import ExpertModel

@@ -7,6 +7,8 @@ import subprocess
 
 import pytest
 
+from cuagent.worker.operators import ALLOWED as ALLOWED_OPERATORS
+
 pytestmark = pytest.mark.slow
 
 PROGRAM = """
@@ -59,6 +61,18 @@ REFUSED = [
     "x.relu_()",
     "torch.sum(x)",
     "torch.add(x, x, out=torch.empty(8, 8))",
+    "torch.addr(x, x[0], w[0])",
+    "torch._neg_view(x).clone()",
+    """
+torch.ops.aten.cudnn_convolution_relu.out(
+    image, filters, None, [1, 1], [0, 0], [1, 1], 1, out=torch.empty(1, 4, 6, 6)
+)
+""",
+    """
+torch.ops.aten.cudnn_convolution_add_relu.out(
+    image, filters, image, 1.0, None, [1, 1], [1, 1], [1, 1], 1, out=torch.empty(1, 4, 8, 8)
+)
+""",
     "torch.ops.aten.add.Tensor(x, x)",
     "torch._C._nn.gelu(x)",
     "torch.einsum('ij,ij->i', x, w).softmax(0)",
@@ -132,3 +146,12 @@ def test_computing_operators_are_refused(code: str, python: list[str]) -> None:
 def test_rule_holds_where_the_compiler_is_imported_already(code: str, python: list[str]) -> None:
     found = outcome(python, code, "import torch._dynamo, torch._inductor.compile_fx")
     assert "kernels-only" in found if code in REFUSED else found == "allowed"
+
+
+@pytest.mark.parametrize(
+    "name", ["_addmm_activation", "cudnn_convolution_relu", "cudnn_convolution_add_relu"]
+)
+def test_library_kernels_with_an_activation_are_no_products(name: str) -> None:
+    """On a CPU torch composes the first of operators that are refused anyway; on a GPU it does
+    not."""
+    assert name not in ALLOWED_OPERATORS

@@ -11,7 +11,7 @@ from cuagent.timing import Effort
 from cuagent.verdict import Reason
 
 if TYPE_CHECKING:
-    from cuagent.agent.run import Tried
+    from cuagent.agent.tried import Tried
     from cuagent.judgement import Judgement
     from cuagent.timing import Timing
 

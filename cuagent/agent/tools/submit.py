@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from cuagent.agent.ladder import measure_remaining_rungs
-from cuagent.agent.run import Run, Tried
+from cuagent.agent.run import Run
 from cuagent.agent.stop import Stop
 from cuagent.agent.tools.candidate import figures, judged
 from cuagent.agent.tools.tool import Context, Tool, ToolError, ToolResult, schema
+from cuagent.agent.tried import Tried
 from cuagent.agent.wording import NAMES, judgement_lines
 from cuagent.attempt import AttemptError, freeze
 from cuagent.events import Phase
@@ -30,7 +31,7 @@ def submit(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
         run.stop = Stop.NO_GAIN
         text = "The run ends without a kernel: no attempt was accepted."
         return ToolResult(text, {"ended": True, "attempt": None, "message": message})
-    if loss := chosen.judgement.loses_to:
+    if loss := run.rival_of(chosen):
         run.stop = Stop.SUBMITTED if chosen.judgement.is_faster else Stop.NO_GAIN
         sure = "surely" if chosen.judgement.slower_than else "very likely"
         text = (
@@ -38,7 +39,8 @@ def submit(context: Context, arguments: Mapping[str, Any]) -> ToolResult:
             f"again. The run ends: {run.stop}."
         )
         return ToolResult(text, figures(chosen) | {"ended": True, "message": message})
-    measure_remaining_rungs(run, chosen.attempt)
+    if not chosen.judgement.loses_to:
+        measure_remaining_rungs(run, chosen.attempt)
     context.emit(Phase(f"judging attempt {chosen.n} again for the record"))
     settled = run.settle(chosen, judged(run, chosen.attempt, Effort.RECORD))
     data = figures(settled) | {"ended": settled.accepted, "message": message}

@@ -18,6 +18,7 @@ from cuagent.expert.graph.graph import (
     Operand,
     Shape,
 )
+from cuagent.expert.graph.storage import NestError, storage
 from cuagent.expert.streaming.expressions import (
     TYPES,
     computed_type,
@@ -28,7 +29,6 @@ from cuagent.expert.streaming.expressions import (
     widened,
 )
 from cuagent.expert.streaming.group import Group
-from cuagent.expert.streaming.nest import NestError, storage
 from cuagent.expert.streaming.text import Writer
 
 Index = tuple[str, ...]

@@ -10,8 +10,8 @@ from typing import Any
 
 from cuagent.expert.capture.subject import Target
 from cuagent.expert.graph.graph import Graph, Node
-from cuagent.expert.products.match import SPLIT_CAPABILITIES
-from cuagent.expert.streaming.nest import NestError, storage
+from cuagent.expert.graph.storage import NestError, storage
+from cuagent.expert.products.qualify import SPLIT_CAPABILITIES
 
 MOST_DEPTH = {"float32": 128, "float16": 256, "bfloat16": 256}
 """Largest head size for which a kernel is generated, by dtype. Larger ones spilled registers when

@@ -28,8 +28,7 @@ class Mask:
     causal: bool = False
     """True if query k attends to the keys 0 to k, and no other mask applies."""
     empty: Any = None
-    """Boolean tensor, True at queries all of whose keys are masked; None if there is no such
-    query."""
+    """Boolean tensor, True at queries whose keys are all masked; None if every query has a key."""
     finite: bool = False
     """True if the reference's fill is finite: queries in `empty` must get the mean of the values,
     otherwise NaN."""

@@ -11,15 +11,16 @@ where the library supports it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
 from cuagent.expert.attention.kernel import fills_few_rows, has_kernel
 from cuagent.expert.attention.masks import Mask, kernel_steps, mask_of
+from cuagent.expert.attention.operators import scored_attention
 from cuagent.expert.attention.products import BatchedProduct, Operand, batched_product
 from cuagent.expert.attention.repeats import RANK, grouped
+from cuagent.expert.attention.replacement import Match, placed, replace_match
 from cuagent.expert.attention.scores import Scores, copied, read_scores
 from cuagent.expert.attention.unfused import are_products_faster
 from cuagent.expert.capture.editing import Edit, called
@@ -27,87 +28,6 @@ from cuagent.expert.capture.export import Captured
 from cuagent.expert.capture.subject import Target
 from cuagent.expert.graph.graph import FLOATS
 from cuagent.expert.graph.lowering import argument, dtype_of, shape_of
-
-FIXED_LAYOUT = {"clone", "contiguous", "reshape", "linear", "matmul", "mm"}
-"""Operators whose result has a fixed memory layout, whatever the layout of their argument."""
-VIEWS = {"view", "_unsafe_view"}
-
-
-def attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    mask: Any = None,
-    *,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    heads_inside: bool = False,
-) -> Any:
-    """Return the library's attention as a contiguous tensor.
-
-    `heads_inside`: the result is (batch, rows, heads, head size), which the next linear layer
-    reads.
-    """
-    import torch
-
-    result = torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
-    )
-    return (result.transpose(1, 2) if heads_inside else result).contiguous()
-
-
-def scored_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    *tensors: Any,
-    steps: Sequence[tuple[Any, ...]],
-    heads_inside: bool = False,
-) -> Any:
-    """Return softmax(s) v, where s is q k^T after the operations `steps`, applied in order.
-
-    A step is ("scale", factor), ("mul", index), ("add", index, weight), ("tanh",), ("fill", index,
-    removes, value) or ("causal", value). An index selects one of `tensors`.
-    """
-    import torch
-
-    groups = query.shape[1] // key.shape[1]
-    key, value = (t.repeat_interleave(groups, 1) for t in (key, value))
-    scores = query @ key.mT
-    for name, *words in steps:
-        match name:
-            case "scale":
-                scores = scores * words[0]
-            case "mul":
-                scores = scores * tensors[words[0]]
-            case "add":
-                scores = scores + tensors[words[0]] * words[1]
-            case "tanh":
-                scores = torch.tanh(scores)
-            case "fill":
-                place, removes, fill = words
-                mask = tensors[place] if removes else ~tensors[place]
-                scores = scores.masked_fill(mask, fill)
-            case "causal":
-                seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-                scores = scores.masked_fill(~seen, words[0])
-    result = scores.softmax(-1).to(value.dtype) @ value
-    return (result.transpose(1, 2) if heads_inside else result).contiguous()
-
-
-@dataclass(frozen=True)
-class Match:
-    """An attention that was found in a captured graph."""
-
-    softmax: Any
-    last: Any
-    """The fx node that multiplies the attention weights by the values."""
-    scores: Scores
-    values: Operand
-    """The attention's values, as an operand (batch, keys, head size)."""
-    order: tuple[int, ...]
-    """Index in (*batch, rows, head size) of each dimension of the result."""
 
 
 class Own(StrEnum):
@@ -186,16 +106,16 @@ def _replaced(edit: Edit, match: Match, target: Target, own: Own) -> bool:
         return False
     edit.graph.inserting_before(match.last)
     if own is Own.ALWAYS or not simple:
-        tensors = tuple(_placed(edit, operand) for operand in operands)
+        tensors = tuple(placed(edit, operand) for operand in operands)
         query, key, value, _ = grouped(edit, tensors, {}, Mask(), "cpu")
         named, steps = kernel_steps(edit, scores, RANK)
         operation = {"steps": steps}
-        _emit(edit, match, (query, key, value, *named), Mask(), operation, scored_attention)
+        replace_match(edit, match, (query, key, value, *named), Mask(), operation, scored_attention)
         return True
     mask = mask_of(edit, scores, RANK, dtype_of(match.softmax.args[0]))
     if mask is None:
         return False
-    query, key, value = (_placed(edit, operand) for operand in operands)
+    query, key, value = (placed(edit, operand) for operand in operands)
     import torch
 
     for factor in scores.factors:
@@ -204,85 +124,8 @@ def _replaced(edit: Edit, match: Match, target: Target, own: Own) -> bool:
     if mask.causal:
         options["is_causal"] = True
     query, key, value, options = grouped(edit, (query, key, value), options, mask, target.device)
-    _emit(edit, match, (query, key, value), mask, options)
+    replace_match(edit, match, (query, key, value), mask, options)
     return True
-
-
-def _emit(
-    edit: Edit,
-    match: Match,
-    operands: tuple[Any, ...],
-    mask: Mask,
-    options: dict[str, Any],
-    function: Callable[..., Any] = attention,
-) -> None:
-    import torch
-
-    aten = torch.ops.aten
-    rank = len(match.order)
-    swapped = match.order == (0, 2, 1, 3) and _layout_is_free(edit, match.last)
-    readers = [] if swapped or rank < RANK - 1 else _transposes(edit, match.last, rank)
-    inside = swapped or bool(readers)
-    tensors = operands if mask.tensor is None else (*operands, mask.tensor)
-    result = edit.call(function, tensors, {**options, "heads_inside": inside})
-    if mask.empty is not None:
-        empty = edit.call(aten.transpose.int, (mask.empty, 1, 2)) if inside else mask.empty
-        fill = aten.masked_fill.Scalar
-        if mask.finite:
-            mean = edit.call(aten.mean.dim, (operands[2], [2], True))
-            if shape_of(mean)[1] != shape_of(operands[0])[1]:
-                count = shape_of(operands[0])[1] // shape_of(mean)[1]
-                mean = edit.call(aten.repeat_interleave.self_int, (mean, count, 1))
-            mean = edit.call(aten.transpose.int, (mean, 1, 2)) if inside else mean
-            result = edit.call(aten.where.self, (empty, mean, result))
-        else:
-            result = edit.call(fill, (result, empty, float("nan")))
-    for _ in range(RANK - rank):
-        result = edit.call(aten.squeeze.dim, (result, 0))
-    for reader in readers:
-        edit.replace(reader, result)
-    if readers:
-        return
-    if not swapped and match.order != tuple(range(rank)):
-        result = edit.call(aten.permute.default, (result, list(match.order)))
-    edit.replace(match.last, result)
-
-
-def _transposes(edit: Edit, node: Any, rank: int) -> list[Any]:
-    """Return the readers of `node` if each of them exchanges rows and heads; otherwise an empty
-    list.
-
-    In a node of three dimensions the first one stands for samples and heads. The list is also empty
-    if forward returns `node` or a reader, or if the memory layout of a reader has an effect on the
-    results.
-    """
-    readers = list(node.users)
-    heads, rows = rank - 3, rank - 2
-    order = [*range(heads), rows, heads, rank - 1]
-    swaps = all(
-        (called(r) == "transpose" and {d % rank for d in r.args[1:3]} == {heads, rows})
-        or (called(r) == "permute" and [d % rank for d in r.args[1]] == order)
-        for r in readers
-    )
-    settled = swaps and all(_layout_is_free(edit, reader) for reader in readers)
-    return readers if settled and node not in edit.outputs else []
-
-
-def _layout_is_free(edit: Edit, node: Any) -> bool:
-    """Return True if the memory layout of a node's tensor has no effect on the layout of forward's
-    results.
-
-    A view of a contiguous tensor is contiguous; another view's layout may follow from the node's.
-    """
-    readers = [r for r in node.users if called(r) not in VIEWS or not _is_contiguous(r)]
-    names = {called(reader) for reader in readers}
-    formats = [r.kwargs.get("memory_format") for r in node.users if called(r) == "clone"]
-    copied_to = all(str(word) == "torch.contiguous_format" for word in formats)
-    return node not in edit.outputs and names <= FIXED_LAYOUT and copied_to
-
-
-def _is_contiguous(node: Any) -> bool:
-    return bool(node.meta["val"].is_contiguous())
 
 
 def _unscaled(edit: Edit, scores: Scores) -> Scores:
@@ -319,27 +162,6 @@ def _narrowed(operand: Operand, dtype: str) -> Operand:
     return Operand(source, operand.order) if exact else operand
 
 
-def _placed(edit: Edit, operand: Operand) -> Any:
-    """Add the views that bring an operand into the order (batch, heads, rows, head size); return
-    the result."""
-    import torch
-
-    aten = torch.ops.aten
-    node, order = operand.node, operand.order
-    rank = len(order)
-    moved = [k for k, d in enumerate(order) if k != d]
-    transposed = called(node) == "transpose" and len(moved) == 2
-    if transposed and {d % rank for d in node.args[1:3]} == set(moved):
-        node, moved = node.args[0], []
-    if len(moved) == 2:
-        node = edit.call(aten.transpose.int, (node, *moved))
-    elif moved:
-        node = edit.call(aten.permute.default, (node, list(order)))
-    for _ in range(RANK - rank):
-        node = edit.call(aten.unsqueeze.default, (node, 0))
-    return node
-
-
 def _by_kernel(edit: Edit, node: Any, target: Target, own: Own) -> bool:
     """Replace an attention call without a mask by one that a generated kernel computes.
 
@@ -364,7 +186,7 @@ def _by_kernel(edit: Edit, node: Any, target: Target, own: Own) -> bool:
     steps += (("causal", -math.inf),) if options.get("is_causal") else ()
     edit.graph.inserting_before(node)
     match = _of_call(node, query, key, value)
-    _emit(edit, match, (query, key, value), Mask(), {"steps": steps}, scored_attention)
+    replace_match(edit, match, (query, key, value), Mask(), {"steps": steps}, scored_attention)
     return True
 
 
@@ -403,5 +225,5 @@ def _without_copies(edit: Edit, node: Any, target: Target) -> bool:
     found = grouped(edit, (query, key, value), options, Mask(mask), target.device)
     if "enable_gqa" not in found[3] or node.kwargs.get("enable_gqa"):
         return False
-    _emit(edit, _of_call(node, query, key, value), found[:3], Mask(mask), found[3])
+    replace_match(edit, _of_call(node, query, key, value), found[:3], Mask(mask), found[3])
     return True

@@ -6,11 +6,11 @@ TF32 parts (`tf32x3`); half types accumulate in float32. With few rows the keys 
 several blocks, and a second kernel combines the results of the parts. A row whose scores are all
 -inf gives NaN, as in torch.
 
-The largest score less the maximum must be 0. If the compiler joined the last multiplication of the
-scores with this subtraction into one operation with one rounding, the difference would be a
-rounding error of the maximum, and its power infinite for scores of more than 2^31. So a positive
-scale is applied after the subtraction, and kernels whose scores end with another product are
-compiled without fused multiply-add.
+The largest score less the maximum must be 0. The compiler may join the last multiplication of the
+scores with this subtraction into one operation with one rounding. The difference is then a rounding
+error of the maximum, and its power is infinite for scores of more than 2^31. So a positive scale is
+applied after the subtraction, and kernels whose scores end with another product are compiled
+without fused multiply-add.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from cuagent.expert.capture.editing import Edit, called
 from cuagent.expert.capture.export import Captured
 from cuagent.expert.capture.subject import Target
 from cuagent.expert.graph.lowering import argument, dtype_of, shape_of
-from cuagent.expert.products.match import splits
+from cuagent.expert.products.qualify import splits
 
 OPTIONS = ("attn_mask", "dropout_p", "is_causal")
 """Names of the options, from the fourth argument on, that an expanded call does not use."""

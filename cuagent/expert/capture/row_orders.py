@@ -1,9 +1,9 @@
 """Compute linear layers in the order of their argument's rows, and views without their copies.
 
-A linear layer computes each row alone, so that permuted rows may be permuted behind it instead: the
-views that follow undo or absorb the permutation, and torch copies neither argument nor result.
-`nn.MultiheadAttention` permutes samples and tokens in this way. An attention reads permuted
-queries, keys and values, so that copies before it are left out. All values are unchanged.
+A linear layer computes each row alone, so rows that are permuted before it may be permuted behind
+it instead. The views that follow undo or absorb the permutation, and torch copies neither argument
+nor result. `nn.MultiheadAttention` permutes samples and tokens in this way. An attention reads
+permuted queries, keys and values, so copies before it are left out. All values are unchanged.
 """
 
 from __future__ import annotations

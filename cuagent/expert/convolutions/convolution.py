@@ -13,7 +13,7 @@ from typing import Any
 
 from cuagent.expert.convolutions.phases import Axis
 from cuagent.expert.graph.graph import Graph, Kind, Node, contiguous_strides
-from cuagent.expert.streaming.nest import NestError, storage
+from cuagent.expert.graph.storage import NestError, storage
 
 TRANSPOSED = "own F.conv of channels last"
 """Text in `Node.op` of a node that transposes the library's channels-last result and adds the

@@ -12,7 +12,7 @@ from dataclasses import replace
 from cuagent.expert.capture.subject import Target
 from cuagent.expert.convolutions.qualify import LARGE, LEAST_CHANNELS, LEAST_OPERATIONS
 from cuagent.expert.graph.graph import Graph, Kind, Node, contiguous_strides
-from cuagent.expert.products.match import MOST_DEPTH
+from cuagent.expert.products.qualify import MOST_DEPTH
 
 RANKS = (3, 4, 5)
 """Possible numbers of dimensions of the result: samples, channels, and one to three spatial

@@ -24,10 +24,10 @@ from cuagent.expert.convolutions.phases import Axis
 from cuagent.expert.convolutions.qualify import CHANNELS_LAST, is_pointwise
 from cuagent.expert.convolutions.together import stores_together
 from cuagent.expert.graph.graph import ITEM_BYTES, Graph, Kind, Node
+from cuagent.expert.graph.storage import NestError, storage
 from cuagent.expert.products.expressions import EXPRESSIONS
 from cuagent.expert.products.match import only_reader
 from cuagent.expert.streaming.group import Group, Step
-from cuagent.expert.streaming.nest import NestError, storage
 
 MOST_CHANNELS = 256
 """Largest number of output channels over which an epilogue may reduce: one tile must have all of

@@ -13,9 +13,9 @@ from typing import Any
 from cuagent.expert.convolutions.convolution import TRANSPOSED, Convolution, Pool, volume_of
 from cuagent.expert.convolutions.phases import Axis, axis_phases
 from cuagent.expert.graph.graph import Graph, Kind, Node, Window
+from cuagent.expert.graph.storage import NestError
 from cuagent.expert.products.expressions import EXPRESSIONS
 from cuagent.expert.streaming.group import Group
-from cuagent.expert.streaming.nest import NestError
 
 MOST_ELEMENTS = 16
 """Largest number of elements of a pooling window."""

@@ -13,15 +13,15 @@ import math
 from cuagent.expert.capture.subject import Target
 from cuagent.expert.convolutions.convolution import COPY, FEW, VECTOR, settings_of, volume_of
 from cuagent.expert.graph.graph import Graph, Kind, Node
-from cuagent.expert.streaming.nest import NestError
+from cuagent.expert.graph.storage import NestError
 
 CHANNELS_LAST = "{0}.movedim(1, -1).contiguous()"
 LEAST_CHANNELS = 2
 """Least number of input channels of a pointwise convolution.
 
-With few channels a tile is mostly zeros, but memory accesses take the time: with 6 to 64 channels
-on 128 x 256 x 256 places the library and a kernel for bias and ReLU took 2.1 ms on an H200, of
-which writing the result is 0.55.
+With few channels a tile is mostly zeros, but memory accesses take the time. With 6 to 64 channels
+on 128 x 256 x 256 places, the library and a kernel for bias and ReLU took 2.1 ms on an H200.
+Writing the result takes 0.55 ms of these.
 """
 FEW_CHANNELS = FEW
 """Number of input channels below which a kernel sums over one index of taps and channels.
@@ -46,9 +46,9 @@ FEW_COLUMNS = 16
 """Largest number of output channels of a float32 convolution in three dimensions that gets a
 generated kernel although its sum has at most SHORT_EXACT_SUM terms.
 
-Sums of 81 terms (3 channels) on an H200: with 16 outputs the kernel and its epilogue took 0.36 ms
-and cuDNN's in float32 with kernels behind it 0.51, with 24 outputs 1.34 and 0.72, with 64 outputs
-2.95 and 1.95. With 315 terms and 64 outputs the kernel took 0.74 of cuDNN's time.
+Times on an H200 in ms of sums of 81 terms (3 channels), by the kernel with its epilogue, and by
+cuDNN in float32 with kernels behind it: 16 outputs 0.36 and 0.51, 24 outputs 1.34 and 0.72, 64
+outputs 2.95 and 1.95. With 315 terms and 64 outputs the kernel took 0.74 of cuDNN's time.
 """
 SHORT_FLOAT32_SUM = 256
 """Replacement of `SHORT_SUM` for a float32 convolution where TF32 is not admitted."""
@@ -60,8 +60,8 @@ LONG_SUM = 0
 GROUP_SUM = 512
 """Largest number of terms in the sum of a grouped convolution that gets a generated kernel."""
 SINGLE, TOGETHER = 10, 3
-"""Estimated instructions to load an element of a float32 input with a sum over one index of taps
-and channels and to round it, and to load one of VECTOR adjacent elements of float16."""
+"""Estimated instructions for one input element: to load and round one of float32 in a sum over one
+index of taps and channels, and to load one of VECTOR adjacent ones of float16."""
 INSTRUCTIONS_PER_SECOND = 132 * 128 * 1.7e9
 """Instructions of single threads that an H200 issues per second."""
 COPIED_BYTES_PER_SECOND = 3.8e12
@@ -123,7 +123,7 @@ def captured_channels(node: Node, channels: int) -> int:
 def loses_precision(graph: Graph, node: Node, target: Target) -> bool:
     """Return True if torch's convolution runs in TF32, though the captured one does not.
 
-    A rewrite has joined so many channels that the library uses TF32.
+    The reason is a rewrite that has joined channels: with many of them the library uses TF32.
     """
     x = graph.node(str(node.args[0]))
     captured = captured_channels(node, x.shape[1])

@@ -87,13 +87,15 @@ def _tiles(conv: Convolution, processors: int, precision: str) -> tuple[Tile, ..
 def _of_128_columns(conv: Convolution, three_parts: bool) -> tuple[tuple[int, int], ...]:
     """Return the (rows, warps) to try for 128 columns.
 
-    On an H200 eight warps took 0.53 to 0.92 of the time of four on five layers in float16, and 1.07
-    on two; 2.0 with a pool behind 128 columns. In scaled float16 with the exact sum in the same
-    kernel they took 1.16 to 1.37 on 64 channels of 128 x 128 places, and 0.93 to 1.02 on 256 of 28
-    x 28: the exact sum raises their registers from 128 to 170, so that one block less fits. With
-    four warps and 128 rows, a merged sum and a sum of three TF32 products (`three_parts`) need more
-    than 255 registers for a thread: compiled for sm_90 they spill 1.3 to 1.9 kB and 0.6 kB. Two
-    phases with 64 rows each do not spill in their loops.
+    Time of eight warps over that of four on an H200: 0.53 to 0.92 on five layers in float16, 1.07
+    on two others, and 2.0 with a pool behind 128 columns. In scaled float16 with the exact sum in
+    the same kernel the ratio was 1.16 to 1.37 on 64 channels of 128 x 128 places, and 0.93 to 1.02
+    on 256 channels of 28 x 28. The exact sum raises the registers of a thread from 128 to 170, so
+    one block less fits.
+
+    With four warps and 128 rows, a merged sum and a sum of three TF32 products (`three_parts`) need
+    more than 255 registers. Compiled for sm_90 they spill 1.3 to 1.9 kB and 0.6 kB. Two phases with
+    64 rows each do not spill in their loops.
     """
     four, eight, small = SHAPES[128]
     if conv.merged:

@@ -14,8 +14,9 @@ from cuagent.expert.convolutions.phases import Axis, axis_phases
 from cuagent.expert.convolutions.qualify import INSTRUCTIONS_PER_SECOND
 
 STORED_BYTES_PER_SECOND = 3.2e12
-"""Rate at which a GPU stores sectors, whole ones or parts. 64 channels of 16 x 318 x 638 places
-with a stride of 5 took 1.31 ms on an H200, with five parts for each sector."""
+"""Rate at which a GPU stores sectors. A part of a sector takes as long as a whole one: 64 channels
+of 16 x 318 x 638 places with a stride of 5, stored in five parts for each sector, took 1.31 ms on
+an H200."""
 SECTOR = 32
 """Bytes of a sector of memory."""
 OPERATIONS_PER_SECOND = {2: 250e12, 4: 60e12}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from cuagent.expert.depthwise import cpp_lines, cpp_planes
 from cuagent.expert.graph.graph import Kind
+from cuagent.expert.graph.storage import NestError
 from cuagent.expert.kernel import KernelCall, Request
-from cuagent.expert.streaming.nest import NestError
 
 FEW_TAPS = 3
 """Largest number of weights of a one-row window for which a kernel reads the input without a

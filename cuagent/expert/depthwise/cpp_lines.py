@@ -11,9 +11,9 @@ import math
 
 from cuagent.expert.depthwise.match import DepthwiseText, place
 from cuagent.expert.graph.graph import Window
+from cuagent.expert.graph.storage import NestError
 from cuagent.expert.kernel import KernelCall, Request, cpp_call
 from cuagent.expert.pooling.cpp import results_of
-from cuagent.expert.streaming.nest import NestError
 
 MAX_ROW = 1 << 14
 """Number of elements of the longest row whose sums are held in the cache."""

@@ -11,8 +11,8 @@ import math
 
 from cuagent.expert.depthwise.match import DepthwiseText
 from cuagent.expert.graph.graph import Window
+from cuagent.expert.graph.storage import NestError
 from cuagent.expert.kernel import KernelCall, Request, cpp_call
-from cuagent.expert.streaming.nest import NestError
 
 VECTOR = 8
 """Number of elements of a vector; rows of results are rounded up to whole vectors."""

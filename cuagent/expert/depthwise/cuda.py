@@ -16,10 +16,10 @@ import math
 from cuagent.expert.anchored.values import address
 from cuagent.expert.depthwise.match import DepthwiseText, place
 from cuagent.expert.graph.graph import ITEM_BYTES, Kind, Window
+from cuagent.expert.graph.storage import NestError, storage
 from cuagent.expert.kernel import KernelCall, Request, cuda_call
 from cuagent.expert.streaming.cuda_text import headers_of
 from cuagent.expert.streaming.expressions import computed_type, identifier
-from cuagent.expert.streaming.nest import NestError, storage
 
 THREADS = 256
 ROWS, RESULTS = 8, 32
@@ -191,8 +191,9 @@ class _Depthwise(DepthwiseText):
     ) -> None:
         """Write the loads of one input row, and their products with the weights.
 
-        `tests` are the C++ conditions that the row is inside of the plane. Loads under a condition
-        instead of a branch around them let the compiler issue the loads of all rows at once.
+        `tests` are the C++ conditions that the row is inside of the plane. With a condition
+        in each load instead of a branch around them, the compiler issues the loads of all rows
+        together.
         """
         w, window_row = self.w, "0"
         element = self._vectors(places, tests) if self.vector > 1 else self._scalars(places, tests)

@@ -18,10 +18,11 @@ from typing import Any
 from cuagent.expert.capture.subject import Target
 from cuagent.expert.einsums.contraction import Einsum, TileOperation, tile_operations
 from cuagent.expert.graph.graph import Graph, Kind, Node, contiguous_strides
+from cuagent.expert.graph.storage import NestError, storage
 from cuagent.expert.products.expressions import EXPRESSIONS
-from cuagent.expert.products.match import SPLIT_CAPABILITIES, only_reader
+from cuagent.expert.products.match import only_reader
+from cuagent.expert.products.qualify import SPLIT_CAPABILITIES
 from cuagent.expert.streaming.group import Group
-from cuagent.expert.streaming.nest import NestError, storage
 
 LEAST_BLOCKS = 1.0
 """Least number of blocks for each multiprocessor; with fewer, torch's calls are as fast."""

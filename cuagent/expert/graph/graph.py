@@ -171,6 +171,10 @@ class Kind(StrEnum):
     arguments."""
 
 
+COMPUTED = (Kind.POINTWISE, Kind.REDUCE)
+"""Kinds of nodes that `streaming` kernels compute; they read their arguments through views."""
+
+
 @dataclass(frozen=True)
 class Node:
     """One operation on whole tensors. `shape` and `dtype` are those of its result."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cuagent.expert.graph.graph import FLOATS, INTEGERS, Kind, Node, Operand, Shape
+from cuagent.expert.graph.graph import COMPUTED, FLOATS, INTEGERS, Kind, Node, Operand, Shape
 
 
 @dataclass
@@ -115,7 +115,7 @@ class Lowering:
         node = self.by_name[name]
         if node.dtype == dtype or dtype not in FLOATS or node.dtype not in FLOATS:
             return name
-        if node.origin != self.origin or node.kind not in (Kind.POINTWISE, Kind.REDUCE):
+        if node.origin != self.origin or node.kind not in COMPUTED:
             return self.pointwise("cast", name, hint="cast", dtype=dtype)
         typed = replace(node, dtype=dtype)
         self.nodes[self.nodes.index(node)] = typed

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 
 from cuagent.expert.graph.graph import FLOATS, Node
+from cuagent.expert.graph.storage import NestError
 from cuagent.expert.kernel import Request
 from cuagent.expert.loops.elements import Target
 from cuagent.expert.loops.spec import Result
 from cuagent.expert.loops.text import LoopText
 from cuagent.expert.streaming.cuda_text import headers_of
-from cuagent.expert.streaming.nest import NestError
 
 MOST_ITEMS = 16
 """Largest number of lanes per thread, whose states are in registers."""

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from cuagent.expert.graph.graph import FLOATS, Graph, Kind, Node, Operand, Shape, contiguous_strides
+from cuagent.expert.graph.storage import NestError
 from cuagent.expert.loops.spec import Loop
-from cuagent.expert.streaming.nest import NestError
 
 MOST_LANES = 512
 """Largest number of lanes of a channel."""

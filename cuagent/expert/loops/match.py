@@ -13,13 +13,13 @@ from typing import Any
 
 from cuagent.expert.capture.editing import Edit
 from cuagent.expert.capture.export import Captured
+from cuagent.expert.graph.storage import NestError
 from cuagent.expert.loops.hoist import AllSteps
 from cuagent.expert.loops.layers import replaced_by_layer, split_joined_inputs
 from cuagent.expert.loops.periods import repeats
 from cuagent.expert.loops.replacement import Replacement
 from cuagent.expert.loops.roll import Local, Rolled, rolled
 from cuagent.expert.loops.slices import NoLoop
-from cuagent.expert.streaming.nest import NestError
 
 MOST_TRIES = 24
 """Largest number of repeated parts of a graph that are examined."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 
+from cuagent.expert.graph.storage import NestError
 from cuagent.expert.kernel import Request
 from cuagent.expert.loops.rows_cpp import LoopWriter, RowsKernel
 from cuagent.expert.recurrences.cpp import PARALLEL_OPERATIONS, PRODUCT, UNITS
-from cuagent.expert.streaming.nest import NestError
 
 
 class ProductsKernel(RowsKernel):

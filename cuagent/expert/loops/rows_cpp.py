@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 
 from cuagent.expert.graph.graph import Node
+from cuagent.expert.graph.storage import NestError
 from cuagent.expert.kernel import Request
 from cuagent.expert.loops.elements import Element, Target
 from cuagent.expert.loops.spec import Result
 from cuagent.expert.loops.text import LoopText
-from cuagent.expert.streaming.nest import NestError
 
 BLOCK = 64
 """Number of channels in a block if they have several lanes: a state of 16 lanes then takes 4

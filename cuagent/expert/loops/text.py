@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cuagent.expert.graph.graph import Node, contiguous_strides
+from cuagent.expert.graph.storage import storage
 from cuagent.expert.kernel import Request
 from cuagent.expert.loops.elements import Element, Elements, Index, Target
 from cuagent.expert.loops.spec import Loop, Result
@@ -15,7 +16,6 @@ from cuagent.expert.streaming.expressions import (
     number,
     widened,
 )
-from cuagent.expert.streaming.nest import storage
 from cuagent.expert.streaming.text import Writer
 
 

@@ -11,10 +11,10 @@ import itertools
 import math
 
 from cuagent.expert.graph.graph import Kind, Window
+from cuagent.expert.graph.storage import NestError
 from cuagent.expert.kernel import KernelCall, Request, cpp_call
 from cuagent.expert.pooling.cpp_planes import Planes
 from cuagent.expert.pooling.positions import START, adaptive_bounds, whole_repeats
-from cuagent.expert.streaming.nest import NestError
 
 LONG_ROW = 4096
 """Largest number of results of a row that are computed together; longer rows are divided."""

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from cuagent.expert.graph.graph import FLOATS, ITEM_BYTES, Graph, Kind, Node, Window
-from cuagent.expert.streaming.nest import NestError, storage
+from cuagent.expert.graph.storage import NestError, storage
 
 LEAST_RESULTS = 1 << 20
 """Number of results from which on a thread computes several; fewer would leave multiprocessors

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 
 from cuagent.expert.products.epilogue import pointer, times
-from cuagent.expert.products.match import Matrix, Product
+from cuagent.expert.products.product import Matrix, Product
 from cuagent.expert.products.tiles import Tile
 
 PARTS = ["left_high_in", "left_low_in", "left_scale_in"]

@@ -14,7 +14,8 @@ from cuagent.expert.capture.subject import Target
 from cuagent.expert.edits import PREPARATIONS, prepared_names
 from cuagent.expert.graph.graph import Graph, Kind, Node
 from cuagent.expert.products.halves import HIGH, LOW, SCALE, padded
-from cuagent.expert.products.match import SPLIT_CAPABILITIES, is_large, parts_of, splits
+from cuagent.expert.products.product import parts_of
+from cuagent.expert.products.qualify import SPLIT_CAPABILITIES, is_large, splits
 from cuagent.expert.rules.contractions import MATRIX_TRANSPOSE
 
 TRANSPOSED = "{0}.t().contiguous()"

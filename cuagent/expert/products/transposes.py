@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cuagent.expert.edits import Editor
-from cuagent.expert.graph.graph import Graph, Kind, Node, contiguous_strides
+from cuagent.expert.graph.graph import COMPUTED, Graph, Kind, Node, contiguous_strides
 from cuagent.expert.products.operands import CALLS
 
 
@@ -32,7 +32,7 @@ def transposed_products(graph: Graph, device: str, keep: frozenset[str]) -> Grap
             continue
         readers = [reader for view in views for reader in users[view.name]]
         outputs = any(view.name in graph.outputs for view in views)
-        if outputs or not all(r.kind in (Kind.POINTWISE, Kind.REDUCE) for r in readers):
+        if outputs or not all(r.kind in COMPUTED for r in readers):
             continue
         editor.replaced[node.name] = [_transposed(graph, node)]
         for view in views:

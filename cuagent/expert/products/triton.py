@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from cuagent.expert.products import halves
 from cuagent.expert.products.epilogue import epilogue, pointer, times, variable
 from cuagent.expert.products.halves import PARTS, PARTS_KERNEL
-from cuagent.expert.products.match import Matrix, Product
+from cuagent.expert.products.product import Matrix, Product
 from cuagent.expert.products.tiles import GROUP, Tile
 from cuagent.expert.streaming.expressions import identifier
 

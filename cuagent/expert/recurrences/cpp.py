@@ -8,11 +8,11 @@ from the cache for all rows of the thread. Not covered: more threads than rows o
 
 from __future__ import annotations
 
+from cuagent.expert.graph.storage import storage
 from cuagent.expert.kernel import KernelCall, Request
 from cuagent.expert.recurrences.cells import Recurrence
 from cuagent.expert.recurrences.groups import LAST
 from cuagent.expert.streaming.expressions import TYPES, identifier, narrowed, widened
-from cuagent.expert.streaming.nest import storage
 from cuagent.expert.streaming.text import Writer
 
 UNITS = 16

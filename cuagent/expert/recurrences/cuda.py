@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 from cuagent.expert.capture.subject import Target
 from cuagent.expert.graph.graph import Graph, Kind, Node, contiguous_strides
+from cuagent.expert.graph.storage import NestError, storage
 from cuagent.expert.kernel import KernelCall, Request, cuda_call
 from cuagent.expert.recurrences.cells import GATES, Recurrence
 from cuagent.expert.recurrences.groups import LAST
 from cuagent.expert.streaming.expressions import TYPES, identifier, narrowed, widened
-from cuagent.expert.streaming.nest import NestError, storage
 from cuagent.expert.streaming.text import Writer
 
 WARPS = 16

@@ -1,5 +1,4 @@
-"""Lower the attention operators that `attention/rewrite.py` inserted to library calls with a
-contiguous result."""
+"""Lower the operators of `attention/operators.py` to library calls with a contiguous result."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cuagent.expert.graph.graph import INTEGERS, Kind, Operand
+from cuagent.expert.graph.graph import COMPUTED, INTEGERS, Kind, Operand
 from cuagent.expert.graph.lowering import (
     Lowering,
     argument,
@@ -288,7 +288,7 @@ def identity(low: Lowering, fx: Any) -> str | None:
     if low.by_name[x].kind is Kind.STRIDED:
         return low.pointwise("cast", x, hint="", dtype=dtype_of(fx)) if floating(fx) else None
     # A kernel writes its result contiguously, also where torch's result would be permuted.
-    computed = low.by_name[x].kind in (Kind.POINTWISE, Kind.REDUCE)
+    computed = low.by_name[x].kind in COMPUTED
     return x if low.layouts or computed or fx.args[0].meta["val"].is_contiguous() else None
 
 

@@ -44,7 +44,7 @@ def arithmetic(low: Lowering, fx: Any, op: str, *values: Any) -> str | None:
 
 
 def _as(low: Lowering, value: Any, dtype: str) -> Operand | None:
-    """Return an operand in the dtype of the result; None if it is no integer."""
+    """Return an operand in the dtype of the result; None if it is not an integer."""
     found = operand(low, value)
     if not isinstance(found, str):
         if not isinstance(found, int) or dtype not in WIDTH:

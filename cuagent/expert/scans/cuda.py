@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 
+from cuagent.expert.graph.storage import NestError
 from cuagent.expert.kernel import KernelCall, Request, cuda_call
 from cuagent.expert.scans.loops import ScanText
 from cuagent.expert.streaming.cuda_text import headers_of
-from cuagent.expert.streaming.nest import NestError
 
 JOIN = {"sum": "Sum", "prod": "Product"}
 ITEMS = 4

@@ -12,9 +12,9 @@ import math
 
 from cuagent.expert.anchored.values import Index, Values
 from cuagent.expert.graph.graph import Kind, Node
+from cuagent.expert.graph.storage import NestError
 from cuagent.expert.kernel import KernelCall, Request, cpp_call
 from cuagent.expert.streaming.expressions import identifier, number
-from cuagent.expert.streaming.nest import NestError
 from cuagent.expert.streaming.text import Writer
 
 PARALLEL_ELEMENTS = 1 << 14

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cuagent.expert.search.planner import Bounds, Outcome, Proposal
+from cuagent.expert.search.outcomes import Bounds, Outcome
+from cuagent.expert.search.planner import Proposal
 from cuagent.message import Message, ToolCall
 from cuagent.timing import Ratio
 
@@ -51,12 +52,15 @@ class Progress:
     bounds: Bounds = field(default_factory=Bounds)
 
 
-def read_progress(messages: Sequence[Message], propose: Propose) -> Progress:
+def read_progress(
+    messages: Sequence[Message], propose: Propose, *, kernels_only: bool = False
+) -> Progress:
     """Return the state of a run from its messages; calls without a result are ignored.
 
     `propose` gets the outcomes so far and returns the candidate that the expert wrote after them.
+    `kernels_only` is that of the bounds.
     """
-    progress = Progress(bounds=_bounds(messages))
+    progress = Progress(bounds=replace(_bounds(messages), kernels_only=kernels_only))
     results = {m.tool_call_id: m for m in messages if m.role == "tool"}
     for message in messages:
         for call in message.tool_calls if message.role == "assistant" else ():

@@ -19,9 +19,9 @@ def repairs(
     """Yield (options, reason) of the candidates to try after `candidate` was rejected.
 
     `reason`: that of the verdict. `broken_files`: paths of its sources that did not compile.
-    The candidates omit, in this order: chains of kernels, torch.compile and the CUDA graph if no
-    value was wrong, the kernels that did not compile, fused calls, values computed once, TF32 and
-    folded weights if values were wrong, torch.compile and the CUDA graph, and each kernel alone.
+    The candidates omit, in this order: chains of kernels; torch.compile and the CUDA graph, if no
+    value was wrong; the kernels that did not compile; fused calls; values computed once; TF32 and
+    folded weights, if values were wrong; torch.compile and the CUDA graph; each kernel alone.
     """
     options = candidate.options
     if candidate.has_chains:

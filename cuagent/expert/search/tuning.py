@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.expert.capture.export import Captured
 from cuagent.expert.search.memory import Memory
-from cuagent.expert.search.planner import Outcome, best_of
+from cuagent.expert.search.outcomes import Outcome, best_of
 
 if TYPE_CHECKING:
     from cuagent.expert.capture.subject import Subject

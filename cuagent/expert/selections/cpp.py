@@ -3,8 +3,8 @@
 A row is read once, in chunks that are in the cache. The selected elements are in a heap; vectors
 compare the next elements with its worst one, and most runs of elements have none that is better.
 The heap is the one of `std::partial_sort`, which torch uses where the row has at least 64 elements
-for each selected one, so that the same of several equal elements are selected, in the same order.
-NaN counts as the largest value.
+for each selected one. So of several equal elements the same are selected, in the same order. NaN
+counts as the largest value.
 """
 
 from __future__ import annotations

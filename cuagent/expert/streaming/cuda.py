@@ -17,6 +17,7 @@ import math
 from collections.abc import Sequence
 
 from cuagent.expert.graph.graph import FLOATS, ITEM_BYTES, Graph
+from cuagent.expert.graph.storage import NestError
 from cuagent.expert.kernel import KernelCall, Request
 from cuagent.expert.streaming.cuda_columns import ColumnSchedule
 from cuagent.expert.streaming.cuda_kept import KeptRowSchedule
@@ -28,7 +29,7 @@ from cuagent.expert.streaming.cuda_staged import StagedRowSchedule
 from cuagent.expert.streaming.cuda_text import headers
 from cuagent.expert.streaming.extreme_places import with_places
 from cuagent.expert.streaming.group import Group
-from cuagent.expert.streaming.nest import Access, Nest, NestError, nest_of
+from cuagent.expert.streaming.nest import Access, Nest, nest_of
 from cuagent.expert.streaming.stages import Plan
 from cuagent.expert.streaming.text import without_unused
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 
 from cuagent.expert.graph.graph import ITEM_BYTES
+from cuagent.expert.graph.storage import NestError
 from cuagent.expert.streaming.cuda_rows import MAX_SAVED, RowSchedule
 from cuagent.expert.streaming.expressions import TYPES, widened
-from cuagent.expert.streaming.nest import Access, Nest, NestError
+from cuagent.expert.streaming.nest import Access, Nest
 from cuagent.expert.streaming.stages import Plan
 
 STAGED_BYTES, STAGED_THREADS = 48 << 10, 256

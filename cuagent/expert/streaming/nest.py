@@ -11,15 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from cuagent.expert.graph.graph import Graph, Kind, Node, Shape, contiguous_strides, reshaped
+from cuagent.expert.graph.graph import Graph, Kind, Node, Shape, contiguous_strides
+from cuagent.expert.graph.storage import NestError, source_of
 from cuagent.expert.streaming.group import Group, levels_of
 from cuagent.expert.streaming.places import merged_spans, overlapping
-
-
-class NestError(Exception):
-    """Error: a group has no common loop nest or no schedule, so that one kernel cannot compute
-    it.
-    """
 
 
 @dataclass(frozen=True)
@@ -203,7 +198,7 @@ def _read(group: Group, graph: Graph, reader: Node, name: str) -> _Placed:
         place = group.places[reader.name][len(reader.shape) - len(arg.shape) :]
         (dim,) = arg.dims
         return _Placed("", "float32", ((place[dim], arg.shape[dim], 1),))
-    source = _source(graph, arg)
+    source = source_of(graph, arg)
     base, strides = source.base, source.strides
     if reader.kind is Kind.REDUCE:
         shape, place = arg.shape, contiguous_strides(arg.shape)
@@ -240,98 +235,6 @@ def _runs(axes: Iterable[Axis]) -> tuple[Axis, ...]:
         else:
             merged.append((d, n, t))
     return tuple(merged)
-
-
-@dataclass(frozen=True)
-class _Source:
-    """Location of a value's elements: the tensor that contains them, strides, offset and windows.
-
-    Outside of the windows the elements are zero. For a gather it also has the index tensor.
-    """
-
-    base: Node
-    strides: tuple[int, ...]
-    offset: int
-    windows: tuple[tuple[int, int, int], ...] = ()
-    """(dimension, first index, end) of each range outside of which the value's elements are
-    zero.
-    """
-    index: _Source | None = None
-    gather: tuple[int, int, bool] = (0, 0, False)
-
-    def moved(self, dim: int, start: int) -> _Source:
-        """Return the source for a longer tensor, which contains this value from `start` on along
-        `dim`.
-        """
-        index = self.index.moved(dim, start) if self.index else None
-        return replace(self, offset=self.offset - start * self.strides[dim], index=index)
-
-
-def _source(graph: Graph, node: Node) -> _Source:
-    """Return where a value's elements are located in memory, also through windows and gathers."""
-    if node.kind is Kind.GATHER:
-        return _gathered(graph, node)
-    if node.kind is Kind.TAKE:
-        return _taken(graph, node)
-    if node.kind is not Kind.WINDOW:
-        return _Source(*storage(graph, node))
-    inner = _source(graph, graph.node(node.inputs[0]))
-    (dim,), (start, end) = node.dims, node.window
-    moved = tuple((d, a + start, b + start) if d == dim else (d, a, b) for d, a, b in inner.windows)
-    return replace(inner.moved(dim, start), windows=(*moved, (dim, start, end)))
-
-
-def _gathered(graph: Graph, node: Node) -> _Source:
-    (dim,), (table, places) = node.dims, map(graph.node, node.inputs)
-    base, steps, offset = storage(graph, table)
-    index_base, index_steps, index_offset = storage(graph, places)
-    rank = len(places.shape)
-    strides = (*steps[:dim], *(0,) * rank, *steps[dim + 1 :])
-    through = (*(0,) * dim, *index_steps, *(0,) * (len(steps) - dim - 1))
-    index = _Source(index_base, through, index_offset)
-    gather = (steps[dim], node.spec.extent, node.spec.wraps)
-    return _Source(base, strides, offset, (), index, gather)
-
-
-def _taken(graph: Graph, node: Node) -> _Source:
-    (dim,), (table, places) = node.dims, map(graph.node, node.inputs)
-    base, steps, offset = storage(graph, table)
-    fixed = [0 if k == dim or table.shape[k] == 1 else step for k, step in enumerate(steps)]
-    index = _Source(*storage(graph, places))
-    return _Source(base, tuple(fixed), offset, (), index, (steps[dim], node.spec.extent, False))
-
-
-WITHOUT_STRIDES = (Kind.WINDOW, Kind.INSIDE, Kind.INDEX, Kind.GATHER, Kind.TAKE)
-
-
-def storage(graph: Graph, node: Node) -> tuple[Node, tuple[int, ...], int]:
-    """Return the node whose memory contains a value, with the value's strides and offset in that
-    memory.
-
-    Both count elements. Raises NestError for a value that strides alone do not locate.
-    """
-    base = node
-    while base.kind is Kind.VIEW:
-        base = graph.node(base.inputs[0])
-    if base.kind in WITHOUT_STRIDES:
-        raise NestError(f"{node.name} is read through {base.name}, a {base.kind.value}")
-    if base.kind is not Kind.STRIDED:
-        if base is node or base.name not in graph.parts:
-            return base, graph.strides(node.name), 0
-        place = reshaped(base.shape, graph.strides(base.name), node.shape)
-        if place is None:
-            raise NestError(f"{node.name} reshapes a part of a concatenation")
-        return base, place, 0
-    if base is not node:
-        raise NestError(f"{node.name} reshapes the strided slice {base.name}")
-    owner = graph.node(base.inputs[0])
-    while owner.kind is Kind.VIEW:
-        owner = graph.node(owner.inputs[0])
-    if owner.kind is Kind.STRIDED or owner.kind in WITHOUT_STRIDES:
-        raise NestError(f"{node.name} is a slice of a strided slice")
-    if graph.strides(owner.name) != contiguous_strides(owner.shape):
-        raise NestError(f"{node.name} is a slice of a part of a concatenation")
-    return owner, base.strides, base.offset
 
 
 def _written(graph: Graph, name: str, place: tuple[int, ...]) -> tuple[Axis, ...]:

@@ -127,8 +127,8 @@ class Roofline:
         return self.floor / seconds
 
     def suspect(self, seconds: float) -> bool:
-        """Return True if a time is below what the traffic of inputs and outputs takes, so that
-        some work was probably skipped."""
+        """Return True if a time is too short for the traffic of inputs and outputs, so that some
+        work was probably skipped."""
         return self.ceilings.calm and seconds < SUSPECT * self.least_seconds
 
     @property

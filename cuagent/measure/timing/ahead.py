@@ -88,8 +88,8 @@ class OpenedAhead:
 
     @contextmanager
     def paused(self, beside: Sequence[Session] = ()) -> Iterator[bool]:
-        """Stop the processes that are starting here, and those of the sessions `beside` them, until
-        the block ends. Yields False if one cannot be stopped."""
+        """Stop the processes that are starting here, and those of the sessions `beside`, until the
+        block ends. Yields False if one cannot be stopped."""
         with self._opening:
             stopped = self._stop(beside)
         try:

@@ -203,7 +203,7 @@ class Baselines:
 
         Baselines that fail are left out. On the CPU a second eager process (`TWIN`) is added. The
         device is held by `sharing`. If a timing waits, processes that open are stopped meanwhile,
-        and so are the new processes `beside` them.
+        and so are the new processes of the sessions `beside`.
         """
         timed_arms = {}
         names = self.names

@@ -212,7 +212,7 @@ def _with_usual(
     names: Sequence[str],
 ) -> list[Sequence[float]]:
     """Return the times of the candidate and of the trusted arm whose single calls are slowest
-    beside its blocks, as `_paired`.
+    compared with its blocks, as `_paired`.
 
     An arm that waits for the host takes longer in a block, because the wait before the block hides
     the launches of the first call only. That says nothing about the candidate, so a difference

@@ -92,7 +92,7 @@ def test_concurrent_turns_follow_model_logprobs_with_few_slots(
 
 
 def test_samples_are_those_of_the_local_engine(kernel: bool | None) -> None:
-    """The seed of a request decides its tokens, whatever the batch and the engine."""
+    """The seed of a request decides its tokens in every batch and engine."""
     actor = small_actor()
     requests = [Request((2, 4 + i % 5, 3), 12, seed=i, temperature=1.5) for i in range(20)]
     expected = LocalEngine(actor, END).sample(requests)

@@ -1,0 +1,93 @@
+"""Decide which products a generated kernel may compute faster than the library.
+
+Half-precision batches stay with the library, which was 1.1 times as fast as a kernel with an
+epilogue.
+"""
+
+from __future__ import annotations
+
+from cuagent.expert.capture.subject import Target
+from cuagent.expert.graph.graph import Graph, Kind, Node
+from cuagent.expert.products.product import Product
+from cuagent.expert.products.rates import epilogue_pays
+from cuagent.expert.products.tiles import occupied
+
+SPLIT_CAPABILITIES = {(8, 0), (9, 0), (10, 0), (10, 3)}
+"""Compute capabilities with tensor cores for TF32 that are at least six times as fast as float32
+arithmetic. Elsewhere three TF32 products are no faster than one of float32."""
+SPLIT_BEFORE = {(9, 0), (10, 0), (10, 3)}
+"""Compute capabilities for which operands may be split before the product: shared memory has room
+for three pipeline stages of both parts of both operands."""
+LEAST_SPLIT_OPERATIONS = 1 << 30
+"""Least number of multiplications of a product whose operands are split before it; for fewer,
+launching the split costs too much.
+
+On an H200 1024 x 1024 x 1024 took 0.033 ms and cuBLAS 0.060, 512 x 512 x 2048 took 0.034 and 0.036.
+"""
+LEAST_SPLIT_REUSE, LEAST_SPLIT_DEPTH = 200, 256
+"""Least rows x columns / (rows + columns), and least K, of a product whose operands are split
+before it.
+
+Both are estimates from the rates of both products and the bytes that a split moves.
+"""
+LEAST_OPERATIONS = 1 << 28
+"""Least number of multiplications of a product that a kernel computes; for fewer, the launch takes
+most of the time."""
+CALLS = ("F.linear(", "torch.matmul({0}, {1})", "torch.mm({0}, {1})", "torch.bmm({0}, {1})")
+LONG_DEPTH, LEAST_OCCUPIED = 8192, 0.5
+"""A product with at least this K stays with cuBLAS if its tiles occupy a smaller fraction of the
+multiprocessors than `LEAST_OCCUPIED`: cuBLAS then gains by splitting K.
+
+On an H200 a generated kernel that splits K took 0.50 ms for 256 x 256 x 131072, cuBLAS 0.34.
+"""
+MOST_DEPTH = 4096
+"""Largest K of a half-precision product for which a kernel with an epilogue is used."""
+
+
+def qualifies(node: Node, target: Target) -> bool:
+    """Return True for a product that a kernel can compute on the tensor cores of `target`."""
+    if node.kind is not Kind.LIBRARY or not node.op.startswith(CALLS) or not node.contiguous:
+        return False
+    if node.dtype == "float32":
+        return target.capability in SPLIT_CAPABILITIES and not target.tf32
+    return target.capability >= (8, 0) and node.dtype in ("bfloat16", "float16")
+
+
+def may_gain(product: Product, graph: Graph, target: Target) -> bool:
+    """Return True if a kernel with the product's epilogue may be faster than the library."""
+    rows, columns, depth, batch = product.rows, product.columns, product.depth, product.batch
+    if product.node.dtype == "float32":
+        return is_large(rows, columns, depth, target, batch)
+    if batch * rows * columns * depth < LEAST_OPERATIONS:
+        return False
+    if product.triangle or not (product.epilogue and batch == 1 and depth <= MOST_DEPTH):
+        return product.triangle is not None
+    read = dict.fromkeys(matrix.tensor for matrix in product.reads.values())
+    moved = [product.node, *(graph.node(name) for name in (*product.outputs, *read))]
+    return epilogue_pays(rows, columns, depth, moved, target)
+
+
+def splits(
+    rows: int, columns: int, depth: int, target: Target, batch: int = 1, *, prepared: bool = False
+) -> bool:
+    """Return True if the operands of a float32 product are to be split into float16 parts before
+    the product.
+
+    The parts of both operands must be written and read again, except those of a weight, which are
+    computed once (`prepared`).
+    """
+    if target.capability not in SPLIT_BEFORE or target.tf32:
+        return False
+    reuse = columns if prepared else rows * columns / (rows + columns)
+    if batch * rows * columns * depth < LEAST_SPLIT_OPERATIONS:
+        return False
+    return depth >= LEAST_SPLIT_DEPTH and reuse >= LEAST_SPLIT_REUSE
+
+
+def is_large(rows: int, columns: int, depth: int, target: Target, batch: int = 1) -> bool:
+    """Return True if a float32 product has enough multiplications for a generated kernel and, for a
+    long K, enough tiles."""
+    if batch * rows * columns * depth < LEAST_OPERATIONS:
+        return False
+    part = occupied(rows, columns, "float32", target.processors, batch)
+    return depth < LONG_DEPTH or part >= LEAST_OCCUPIED
