@@ -289,7 +289,7 @@ def _searched(project: Project, folder: Path, given: argparse.Namespace) -> dict
         "verdict": found["summary"].strip().partition("\n")[0],
         "result": found["result"],
         "exported": exported,
-        "shapes": [line.strip() for line in lines if " calls  " in line or "weighted by" in line],
+        "script": [x.removeprefix("cuagent: ").strip() for x in lines if x.startswith("cuagent: ")],
         "optimize_s": found["duration_s"],
     }
 
