@@ -7,7 +7,8 @@ not innermost: adjacent rows per block, so that a warp reads adjacent elements),
 (the same with partial values, for few rows), `staged rows` (elements of a row are far apart, but
 adjacent to those of the next row: a block reads 8 to 32 rows through shared memory), `kept rows`
 (a cluster of blocks keeps a long row in shared memory), `sliced rows` (several blocks for each
-row, if rows are longer or few). Reduced and kept dimensions may alternate. Not covered: other
+row, if rows are longer or few), `wide columns` (many long rows that are not aligned: several blocks
+for parts of each). Reduced and kept dimensions may alternate. Not covered: other
 transpositions; strided reads stay strided.
 """
 
@@ -26,6 +27,7 @@ from cuagent.expert.streaming.cuda_sliced import SlicedRowSchedule
 from cuagent.expert.streaming.cuda_split import SplitSchedules
 from cuagent.expert.streaming.cuda_staged import StagedRowSchedule
 from cuagent.expert.streaming.cuda_text import headers
+from cuagent.expert.streaming.cuda_wide import WideColumnSchedule
 from cuagent.expert.streaming.extreme_places import with_places
 from cuagent.expert.streaming.group import Group
 from cuagent.expert.streaming.nest import Access, Nest, NestError, nest_of
@@ -72,6 +74,10 @@ there are at least MANY_ROWS rows, half of the threads of a large GPU. The arith
 is then done once, and the elements that other threads of the warp need are in the same lines."""
 
 
+WHOLE_SECTORS = True
+"""True if vectors are short enough that each access of a warp reads or writes whole sectors."""
+
+
 def threads_for(columns: int, vector: int) -> int:
     """Return the number of threads per row of `columns` elements, in vectors of `vector` elements.
 
@@ -94,6 +100,7 @@ class _Kernel(
     SplitSchedules,
     KeptRowSchedule,
     SlicedRowSchedule,
+    WideColumnSchedule,
 ):
     """Chooses the schedule for one CUDA kernel and generates its text."""
 
@@ -127,6 +134,8 @@ class _Kernel(
                 self._keep(width)
             if not self.kept:
                 self._slice()
+        if innermost and not self.kept and not self.sliced and not self._splits_rows():
+            self._save_joint_values(bool(request.threads))
 
     def headers(self) -> tuple[str, ...]:
         """Return the names of the headers that the source includes."""
@@ -149,6 +158,8 @@ class _Kernel(
             self._map()
         elif self.column_rows and self._splits_columns():
             self._split_columns()
+        elif self.column_rows and self._is_wide():
+            self._wide_columns()
         elif self.column_rows:
             self._columns()
         elif self.staged:
@@ -173,9 +184,14 @@ def _reach(nest: Nest, access: Access) -> int:
 def vector_width(extent: int, accesses: Sequence[Access]) -> int:
     """Return the number of adjacent innermost elements per thread: 8 (half types), 4 or 1.
 
-    The address of each vector access must be a multiple of its size, which is up to 16 bytes.
+    The address of each vector access must be a multiple of its size, which is up to 16 bytes. Where
+    most bytes are those of four-byte elements, threads compute 4: with 8, each of two accesses of a
+    warp would use half of its sectors of memory.
     """
     widest = max((16 // ITEM_BYTES[a.dtype] for a in accesses if a.dtype in FLOATS), default=4)
+    streamed = [ITEM_BYTES[a.dtype] for a in accesses if a.tensor and all(a.strides)]
+    if WHOLE_SECTORS and 2 * sum(n for n in streamed if n >= 4) > sum(streamed):
+        widest = min(widest, 4)
     for width in (8, 4):
         if width <= widest and extent % width == 0 and all(_vectorizes(a, width) for a in accesses):
             return width
