@@ -74,6 +74,8 @@ there are at least MANY_ROWS rows, half of the threads of a large GPU. The arith
 is then done once, and the elements that other threads of the warp need are in the same lines."""
 
 
+SHORT_VECTORS = True
+"""True if a thread stores a short row at once, even where it cannot load it at once."""
 WHOLE_SECTORS = True
 """True if vectors are short enough that each access of a warp reads or writes whole sectors."""
 
@@ -115,6 +117,8 @@ class _Kernel(
         threads = request.threads or threads_for(group.columns, width)
         if not request.threads and width == 1 and group.columns <= SHORT_ROW:
             threads = threads if group.rows < MANY_ROWS else 1
+            if usable and threads == 1 and SHORT_VECTORS and _writes_vectors(nest):
+                width = group.columns
         items = math.ceil(group.columns / (threads * width))
         plan = Plan(nest)
         saved = sum(len(stage.save) for stage in plan.stages) * items * width
@@ -123,6 +127,9 @@ class _Kernel(
         super().__init__(request.name, nest, request.title, plan)
         self.vector, self.column_rows = width, column_rows
         self.threads, self.items = threads, items
+        if threads == 1 and width > 1:
+            loose = (a for a in nest.reads.values() if not _vectorizes(a, width))
+            self.loose = {self._element(access) for access in loose}
         if column_rows and request.vector:
             self.adjacent_rows = vector_width(inner.extent, accesses)
         if max(max(a.offset + group.size, _reach(nest, a)) for a in accesses) >= 1 << 30:
@@ -173,6 +180,17 @@ class _Kernel(
         else:
             self._rows()
         return "\n".join(without_unused(w.lines)) + "\n"
+
+
+def _writes_vectors(nest: Nest) -> bool:
+    """Return True if short rows are stored, each as an aligned vector, and no slice that is read
+    varies within a row.
+    """
+    columns = nest.group.columns
+    stored = [a for a in nest.writes.values() if a.strides[-1]]
+    fits = nest.dimensions[-1].extent == columns and columns in (2, 4)
+    gathers = any(a.row and not _vectorizes(a, columns) for a in nest.reads.values())
+    return fits and bool(stored) and not gathers and all(_vectorizes(a, columns) for a in stored)
 
 
 def _reach(nest: Nest, access: Access) -> int:

@@ -137,6 +137,7 @@ class RowSchedule(CudaText):
                     and access.tensor
                     and not access.guards
                     and access.dtype in FLOATS
+                    and self._element(access) not in self.loose
                 ):
                     passes.setdefault(self._element(access), []).append(stage.level)
                     accesses[self._element(access)] = access
@@ -200,6 +201,7 @@ class RowSchedule(CudaText):
             key = self._element(access)
             every = all(access.varies(k) for k in (*self.row_dims, *self.column_dims))
             plain = access.tensor and not access.guards and access.row is None
+            plain = plain and key not in self.loose
             vectors = self.vector > 1 and access.strides[-1] == 1 and access.dtype in FLOATS
             if reader in readers and every and plain and vectors and key not in found:
                 word = self.cached[key][1] if key in self.cached else f"first_{len(found)}_cached"
