@@ -207,7 +207,7 @@ def vector_width(extent: int, accesses: Sequence[Access]) -> int:
     warp would use half of its sectors of memory.
     """
     widest = max((16 // ITEM_BYTES[a.dtype] for a in accesses if a.dtype in FLOATS), default=4)
-    streamed = [ITEM_BYTES[a.dtype] for a in accesses if a.tensor and all(a.strides)]
+    streamed = [ITEM_BYTES[a.dtype] for a in {*accesses} if a.tensor and all(a.strides)]
     if WHOLE_SECTORS and 2 * sum(n for n in streamed if n >= 4) > sum(streamed):
         widest = min(widest, 4)
     for width in (8, 4):
