@@ -7,7 +7,8 @@ not innermost: adjacent rows per block, so that a warp reads adjacent elements),
 (the same with partial values, for few rows), `staged rows` (elements of a row are far apart, but
 adjacent to those of the next row: a block reads 8 to 32 rows through shared memory), `kept rows`
 (a cluster of blocks keeps a long row in shared memory), `sliced rows` (several blocks for each
-row, if rows are longer or few). Reduced and kept dimensions may alternate. Not covered: other
+row, if rows are longer or few), `wide columns` (many long rows that are not aligned: several blocks
+for parts of each). Reduced and kept dimensions may alternate. Not covered: other
 transpositions; strided reads stay strided.
 """
 
@@ -27,6 +28,7 @@ from cuagent.expert.streaming.cuda_sliced import SlicedRowSchedule
 from cuagent.expert.streaming.cuda_split import SplitSchedules
 from cuagent.expert.streaming.cuda_staged import StagedRowSchedule
 from cuagent.expert.streaming.cuda_text import headers
+from cuagent.expert.streaming.cuda_wide import WideColumnSchedule
 from cuagent.expert.streaming.extreme_places import with_places
 from cuagent.expert.streaming.group import Group
 from cuagent.expert.streaming.nest import Access, Nest, nest_of
@@ -73,6 +75,12 @@ there are at least MANY_ROWS rows, half of the threads of a large GPU. The arith
 is then done once, and the elements that other threads of the warp need are in the same lines."""
 
 
+SHORT_VECTORS = True
+"""True if a thread stores a short row at once, even where it cannot load it at once."""
+WHOLE_SECTORS = True
+"""True if vectors are short enough that each access of a warp reads or writes whole sectors."""
+
+
 def threads_for(columns: int, vector: int) -> int:
     """Return the number of threads per row of `columns` elements, in vectors of `vector` elements.
 
@@ -95,6 +103,7 @@ class _Kernel(
     SplitSchedules,
     KeptRowSchedule,
     SlicedRowSchedule,
+    WideColumnSchedule,
 ):
     """Chooses the schedule for one CUDA kernel and generates its text."""
 
@@ -109,6 +118,8 @@ class _Kernel(
         threads = request.threads or threads_for(group.columns, width)
         if not request.threads and width == 1 and group.columns <= SHORT_ROW:
             threads = threads if group.rows < MANY_ROWS else 1
+            if usable and threads == 1 and SHORT_VECTORS and _writes_vectors(nest):
+                width = group.columns
         items = math.ceil(group.columns / (threads * width))
         plan = Plan(nest)
         saved = sum(len(stage.save) for stage in plan.stages) * items * width
@@ -117,6 +128,9 @@ class _Kernel(
         super().__init__(request.name, nest, request.title, plan)
         self.vector, self.column_rows = width, column_rows
         self.threads, self.items = threads, items
+        if threads == 1 and width > 1:
+            loose = (a for a in nest.reads.values() if not _vectorizes(a, width))
+            self.loose = {self._element(access) for access in loose}
         if column_rows and request.vector:
             self.adjacent_rows = vector_width(inner.extent, accesses)
         if max(max(a.offset + group.size, _reach(nest, a)) for a in accesses) >= 1 << 30:
@@ -128,6 +142,8 @@ class _Kernel(
                 self._keep(width)
             if not self.kept:
                 self._slice()
+        if innermost and not self.kept and not self.sliced and not self._splits_rows():
+            self._save_joint_values(bool(request.threads))
 
     def headers(self) -> tuple[str, ...]:
         """Return the names of the headers that the source includes."""
@@ -150,6 +166,8 @@ class _Kernel(
             self._map()
         elif self.column_rows and self._splits_columns():
             self._split_columns()
+        elif self.column_rows and self._is_wide():
+            self._wide_columns()
         elif self.column_rows:
             self._columns()
         elif self.staged:
@@ -165,6 +183,17 @@ class _Kernel(
         return "\n".join(without_unused(w.lines)) + "\n"
 
 
+def _writes_vectors(nest: Nest) -> bool:
+    """Return True if short rows are stored, each as an aligned vector, and no slice that is read
+    varies within a row.
+    """
+    columns = nest.group.columns
+    stored = [a for a in nest.writes.values() if a.strides[-1]]
+    fits = nest.dimensions[-1].extent == columns and columns in (2, 4)
+    gathers = any(a.row and not _vectorizes(a, columns) for a in nest.reads.values())
+    return fits and bool(stored) and not gathers and all(_vectorizes(a, columns) for a in stored)
+
+
 def _reach(nest: Nest, access: Access) -> int:
     """Return the largest index that an access without a gather reads or writes."""
     ends = (d.extent - 1 for d in nest.dimensions)
@@ -174,9 +203,14 @@ def _reach(nest: Nest, access: Access) -> int:
 def vector_width(extent: int, accesses: Sequence[Access]) -> int:
     """Return the number of adjacent innermost elements per thread: 8 (half types), 4 or 1.
 
-    The address of each vector access must be a multiple of its size, which is up to 16 bytes.
+    The address of each vector access must be a multiple of its size, which is up to 16 bytes. Where
+    most bytes are those of four-byte elements, threads compute 4: with 8, each of two accesses of a
+    warp would use half of its sectors of memory.
     """
     widest = max((16 // ITEM_BYTES[a.dtype] for a in accesses if a.dtype in FLOATS), default=4)
+    streamed = [ITEM_BYTES[a.dtype] for a in {*accesses} if a.tensor and all(a.strides)]
+    if WHOLE_SECTORS and 2 * sum(n for n in streamed if n >= 4) > sum(streamed):
+        widest = min(widest, 4)
     for width in (8, 4):
         if width <= widest and extent % width == 0 and all(_vectorizes(a, width) for a in accesses):
             return width

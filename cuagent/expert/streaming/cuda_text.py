@@ -58,6 +58,8 @@ class CudaText(KernelText):
         """(first pass that loads it, register array) of each input element that stays in
         registers.
         """
+        self.loose: set[str] = set()
+        """Elements that a thread loads one by one, though it computes VECTOR of them together."""
         self.packed: set[str] = set()
         """Register arrays with the elements as they are in memory; the others have floats."""
 
@@ -188,7 +190,10 @@ class CudaText(KernelText):
                     self._unpack(access, cached[1], word)
                     self.defined[key] = f"{word}[v]"
                 continue
-            if self.vector > 1 and access.is_index and access.strides[inner]:
+            if key in self.loose:
+                self._load_one_by_one(access, word)
+                self.defined[key] = f"{word}[v]"
+            elif self.vector > 1 and access.is_index and access.strides[inner]:
                 value = f"{self._index(access)} + v * {access.strides[inner]}"
                 w(f"float {word}[VECTOR];")
                 w.pragma("unroll")
@@ -227,6 +232,18 @@ class CudaText(KernelText):
                 self.defined[key] = word
                 if cached:
                     w(f"{cached[1]}[item][0] = {word};")
+
+    def _load_one_by_one(self, access: Access, word: str) -> None:
+        """Write the loads of a vector's elements to the array `word`, with their conditions."""
+        w, inner = self.w, f"i{len(self.nest.dimensions) - 1}"
+        w(f"{computed_type(access.dtype)} {word}[VECTOR];")
+        w.open("")
+        w(f"const {self.integer} first_element = {inner};")
+        w.pragma("unroll")
+        w.open("for (int v = 0; v < VECTOR; ++v)")
+        w(f"const {self.integer} {inner} = first_element + v;")
+        w(f"{word}[v] = {self._load(access)};")
+        w.close(2)
 
     def _unpack(self, access: Access, pairs: str, word: str) -> None:
         """Write the conversion of the kept pairs of elements of an access to the array `word`."""

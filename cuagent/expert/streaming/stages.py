@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from cuagent.expert.graph.graph import INTEGERS, Kind, Node, Operand
-from cuagent.expert.streaming.nest import Nest
+from cuagent.expert.graph.graph import INTEGERS, ITEM_BYTES, Kind, Node, Operand
+from cuagent.expert.streaming.nest import Access, Nest
 
 COST = {
     "exp": 12, "exp_nonpositive": 9, "expm1": 14, "log": 14,
@@ -27,6 +27,8 @@ HALF_LOAD = 3
 """Cost of a load of a half type on a CPU, in loads of float32."""
 EXPENSIVE = 8
 """Least cost, in additions, of a value that is saved for a later pass instead of computed again."""
+REGISTER_BYTES = 4
+"""Bytes of a saved value of one element."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +58,20 @@ class Plan:
     """The stages of a loop nest's kernel, and the values that each of them computes and saves.
 
     With `may_save` a value is saved for later stages if its cost is at least `expensive`. `load` is
-    the cost of loading an element.
+    the cost of loading an element. `joint`: cheap values are saved too if they need no more
+    registers than the elements from which they are computed, which then no later stage reads.
     """
 
     def __init__(
-        self, nest: Nest, *, may_save: bool = True, expensive: int = EXPENSIVE, load: int = 0
+        self,
+        nest: Nest,
+        *,
+        may_save: bool = True,
+        expensive: int = EXPENSIVE,
+        load: int = 0,
+        joint: bool = False,
     ) -> None:
-        self.nest, self.expensive = nest, expensive
+        self.nest, self.expensive, self.joint = nest, expensive, joint
         self.nodes = {node.name: node for node in nest.group.nodes}
         self.cost: dict[str, int] = {}
         for node in nest.group.nodes:
@@ -102,6 +111,15 @@ class Plan:
     def levels(self) -> int:
         """Length of the longest chain of reductions in the group that depend on one another."""
         return max(self.nest.levels.values(), default=0)
+
+    @property
+    def most_saved(self) -> int:
+        """Largest number of values that are saved at a time for each element."""
+        last = {name: stage.level for stage in self.stages for name in stage.reload}
+        return max(
+            sum(last[n] > end.level for s in self.stages[: end.level + 1] for n in s.save)
+            for end in self.stages
+        )
 
     @property
     def only_reduces(self) -> bool:
@@ -173,6 +191,8 @@ class Plan:
             save = [n for n in compute if may_save and n in later and self._is_expensive(n)]
             # In a chain of expensive values save only the last, which alone is read later.
             save = [n for n in save if self._read_later(n, targets, level, set(save) - {n})]
+            if self.joint and not save:
+                save = self._joint_values(compute, later_operands, saved)
             saved |= set(save)
             stages.append(
                 Stage(
@@ -186,6 +206,42 @@ class Plan:
                 )
             )
         return self._store_late(stages)
+
+    def _joint_values(
+        self, compute: list[str], later: list[list[Operand]], saved: set[str]
+    ) -> list[str]:
+        """Return the values that later stages need and that replace the elements of two tensors or
+        more in registers.
+
+        `later`: the operands of each later stage. `saved`: values that earlier stages have saved.
+        """
+        needed = {n for names in later for n in self._closure(names, saved)[0]}
+
+        def _is_read(name: str, others: list[str]) -> bool:
+            stop = {*others} - {name}
+            return any(name in self._closure(names, stop)[0] for names in later)
+
+        found = [n for n in compute if n in needed and self.nodes[n].dtype not in INTEGERS]
+        found = [n for n in found if len(self.elements([n], saved)) > 1]
+        found = [n for n in found if _is_read(n, found)]
+        # The others are computed again from the first ones.
+        first = [n for n in found if not set(self._closure([n], saved)[0]) & (set(found) - {n})]
+        replaced = self.elements(list(first), saved)
+        kept = {e for names in later for e in self.elements(names, saved | set(first))}
+        if replaced.keys() & kept or sum(replaced.values()) < REGISTER_BYTES * len(first):
+            return []
+        return first
+
+    def elements(self, names: list[Operand], stop: set[str]) -> dict[Access, int]:
+        """Return the elements of rows that are loaded to compute `names`, with their bytes."""
+        readers = {*self._closure(names, stop)[0]}
+        return {
+            replace(access, dtype=""): ITEM_BYTES[access.dtype]
+            for (reader, _), access in self.nest.reads.items()
+            if reader in readers
+            and access.tensor
+            and all(access.varies(k) for k in range(len(self.nest.dimensions)))
+        }
 
     def _store_late(self, stages: list[Stage]) -> tuple[Stage, ...]:
         """Move the store of each output to the last stage that computes its value."""
