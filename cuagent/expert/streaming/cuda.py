@@ -81,17 +81,19 @@ WHOLE_SECTORS = True
 """True if vectors are short enough that each access of a warp reads or writes whole sectors."""
 
 
-def threads_for(columns: int, vector: int) -> int:
+def threads_for(columns: int, vector: int, tensors: int = 1) -> int:
     """Return the number of threads per row of `columns` elements, in vectors of `vector` elements.
 
     Up to 256 vectors it is one warp, which needs no barrier, or a part of a warp if the others
-    would have no vector. For longer rows each thread gets two to four vectors, within 64 to 1024
-    threads.
+    would have no vector. If `tensors` of these rows are read, a warp would need several vectors of
+    each, so each thread gets one vector of up to 128. For longer rows each thread gets two to four
+    vectors, within 64 to 1024 threads.
     """
     if columns <= 16 * vector:
         return 1 << (math.ceil(columns / vector) - 1).bit_length()
     if columns <= 256 * vector:
-        return 32
+        vectors = 1 << (math.ceil(columns / vector) - 1).bit_length()
+        return 32 if tensors == 1 else min(128, vectors)
     count = columns // (4 * vector)
     return max(64, min(1024, 1 << (count - 1).bit_length()))
 
@@ -115,7 +117,7 @@ class _Kernel(
         column_rows = bool(group.reduced) and not inner.reduced
         usable = request.vector and not column_rows
         width = vector_width(inner.extent, accesses) if usable else 1
-        threads = request.threads or threads_for(group.columns, width)
+        threads = request.threads or threads_for(group.columns, width, _tensors_of_rows(nest))
         if not request.threads and width == 1 and group.columns <= SHORT_ROW:
             threads = threads if group.rows < MANY_ROWS else 1
             if usable and threads == 1 and SHORT_VECTORS and _writes_vectors(nest):
@@ -192,6 +194,21 @@ def _writes_vectors(nest: Nest) -> bool:
     fits = nest.dimensions[-1].extent == columns and columns in (2, 4)
     gathers = any(a.row and not _vectorizes(a, columns) for a in nest.reads.values())
     return fits and bool(stored) and not gathers and all(_vectorizes(a, columns) for a in stored)
+
+
+def _tensors_of_rows(nest: Nest) -> int:
+    """Return the number of tensors, at least 1, whose elements are read once by the rows of a
+    nest, and not again by other rows."""
+    many = [
+        [d for d, n in enumerate(nest.dimensions) if n.extent > 1 and n.reduced == reduced]
+        for reduced in (False, True)
+    ]
+    read = [
+        a
+        for a in nest.reads.values()
+        if all(any(a.varies(d) for d in dimensions) for dimensions in many)
+    ]
+    return max(1, len(read))
 
 
 def _reach(nest: Nest, access: Access) -> int:

@@ -164,9 +164,9 @@ class ColumnSchedule(RowSchedule):
             self.w(f"for (int v = 0; v < VECTOR; ++v) {value}")
 
     def _join_threads(self, stage: Stage, function: str, count: str) -> None:
-        if function != "reduce_lanes" or self.places:
+        if function != "reduce_lanes":
             super()._join_threads(stage, function, count)
-        elif self.row_suffix:
+        elif self.row_suffix and not self.places:
             for node in stage.reduces:
                 self.w(f"join_lanes<{JOIN[node.op]}, {count}>({identifier(node.name)});")
         else:

@@ -15,7 +15,7 @@ from cuagent.expert.streaming.expressions import identifier
 from cuagent.expert.streaming.extreme_places import PLACE
 from cuagent.expert.streaming.stages import Stage
 
-WIDTH, LANES = 512, 1
+WIDTH, LANES = 256, 4
 """Number of adjacent rows of a block, and of threads for each of them."""
 PART = 512
 """Number of elements of a row that a block reduces."""

@@ -292,10 +292,10 @@ __device__ __forceinline__ void reduce_block_place(float& top, float& place) {
   place = lane < WARPS ? parts[1][lane] : INFINITY;
   reduce_warp_place<Join>(top, place, 32);
 }
-template <class Join, int LANES>
+template <class Join, int LANES, int WIDTH = 32>
 __device__ __forceinline__ void reduce_lanes_place(float& top, float& place) {
   if (LANES == 1) return;
-  __shared__ float parts[2][LANES][33];
+  __shared__ float parts[2][LANES][WIDTH + 1];
   __syncthreads();
   parts[0][threadIdx.y][threadIdx.x] = top;
   parts[1][threadIdx.y][threadIdx.x] = place;
