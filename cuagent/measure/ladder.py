@@ -24,6 +24,7 @@ from cuagent.measure import ladder_cache
 from cuagent.measure.roofline.count import count
 from cuagent.measure.roofline.model import OperatorWork
 from cuagent.measure.rungs import Ladder, Rung
+from cuagent.measure.timing.parts import fit_together
 from cuagent.measure.timing.timed_arm import TimedArm
 from cuagent.measure.timing.timer import Timer
 from cuagent.task import Device, Precision, Task, TaskError
@@ -161,8 +162,8 @@ def join_rungs(timer: Timer, found: Ladder, names: Sequence[str]) -> Ladder:
     """
     timed_arms: dict[str, TimedArm] = {}
     errors: dict[str, tuple[float, bool]] = {}
-    # The processes of a large task would not fit into the device's memory at the same time.
-    groups = [(name,) for name in names] if timer.referee.large else [tuple(names)]
+    together = fit_together(timer.referee, len(names), len(names))
+    groups = [tuple(names)] if together else [(name,) for name in names]
     for group in groups:
         with timer.untimed(group) as opened:
             timed_arms |= opened

@@ -22,6 +22,10 @@ whole ladder is timed again before the record timing. Slow rungs leave a record 
 rounds."""
 
 
+LARGE_WAIT = 2
+"""Factor on the longest wait for the late rungs of a large task, which open last."""
+
+
 class TaskLadder:
     """The ladder of one task, and the names of the rungs that attempts are timed against.
 
@@ -99,8 +103,11 @@ class TaskLadder:
     def _missing(self, wait_s: float | None) -> tuple[str, ...]:
         """Return the rungs to add to the ladder that is measured; see `measure`."""
         later = self.found.later if self.found is not None else ()
+        later = tuple(name for name in later if name not in self._given_up)
         if later and wait_s is not None:
-            late = self._timer.still_opening(later, wait_s)
+            if large := self._timer.referee.large:  # nothing opened before
+                self._timer.open_ahead(later, at_last=True)
+            late = self._timer.still_opening(later, LARGE_WAIT * wait_s if large else wait_s)
             self._timer.give_up(late)
             self._given_up.update(late)
             later = tuple(name for name in later if name not in self._given_up)

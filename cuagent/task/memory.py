@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 _CPU = re.compile(r"can't allocate memory: you tried to allocate (\d+) bytes")
 _CUDA = re.compile(r"CUDA out of memory\. Tried to allocate ([\d.]+ \w+)")
 SHARE = 1 / 64
-"""A task is large if its inputs and outputs, as float32, exceed this share of the device's memory. A
-usual verdict and timing of eight rungs need about fifty times their size."""
+"""A task is large if its inputs and outputs, as float32, exceed this share of the device's memory.
+
+A usual verdict and timing of eight rungs need about fifty times their size."""
 SMALLER = "give smaller inputs (--inputs), or end other programs that hold memory"
 """Advice for a task that needs more memory than is free."""
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")

@@ -28,6 +28,8 @@ SLICE_RUNS = 3
 
 They belong to one run, its perturbed inputs and the temporaries of a perturbation.
 """
+OPENING_CALLS = 2
+"""Number of calls whose tensors a model holds at the same time while it opens."""
 DRAW_TEMPORARIES = 4
 """Number of copies of a tensor that exist while it is drawn."""
 
@@ -181,6 +183,14 @@ class MemoryPlan:
         )
         models = self._models + (arms + 1) * self.state
         return models + batch + max(own, judged)
+
+    @property
+    def opening(self) -> int:
+        """Bytes that a model of a timing takes at most while it opens.
+
+        Compilers and cuDNN try kernels with further copies of the outputs.
+        """
+        return self.state + OPENING_CALLS * self._worker
 
     @property
     def _worker(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cuagent.arms import CANDIDATE, COMPILE, EAGER
-from cuagent.measure.timing.parts import is_final, merge, parts_of
+from cuagent.measure.timing.parts import fit_together, is_final, merge, parts_of
 from cuagent.task import Device
 from cuagent.timing import Arm, Effort, Ratio, Timing
 from cuagent.verify import memory_plan
@@ -45,6 +45,18 @@ def test_parts_of_splits_a_large_task_that_does_not_fit(
     rungs = (EAGER, COMPILE, "graphs")
     assert parts_of(referee(large=True), rungs, False) == [(EAGER, COMPILE), (EAGER, "graphs")]
     assert parts_of(referee(large=True), (EAGER, COMPILE), False) == [(EAGER, COMPILE)]
+
+
+def test_models_of_a_large_task_open_together_where_their_first_calls_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    needed = ROOM.timing(5) + 4 * ROOM.opening
+    assert ROOM.opening >= ROOM.inputs + ROOM.outputs
+    monkeypatch.setattr(memory_plan, "free", lambda _: 1.2 * needed)
+    assert fit_together(referee(large=True), 4, 5)
+    monkeypatch.setattr(memory_plan, "free", lambda _: needed)
+    assert not fit_together(referee(large=True), 4, 5)
+    assert fit_together(referee(large=False), 4, 5)
 
 
 def test_merge_takes_each_ratio_from_one_part() -> None:

@@ -19,6 +19,7 @@ from cuagent.device_lock import ALONE, DeviceLock, Sharing
 from cuagent.durations import Stage
 from cuagent.events import Emit, Phase
 from cuagent.measure.timing.ahead import OpenedAhead
+from cuagent.measure.timing.parts import fit_together
 from cuagent.measure.timing.repeats import clock
 from cuagent.measure.timing.rounds import TWIN
 from cuagent.measure.timing.surroundings import compiled_graphs, cores_of, free_memory, slots_for
@@ -296,10 +297,12 @@ class Baselines:
         On a GPU a process takes one to three seconds to open, and every round of a record timing
         opens some. If one fails, `_open_and_warm` tries it again and reports a failure.
         """
-        if self.device not in TOGETHER or self.referee.large:
+        if self.device not in TOGETHER:
             return []
         known = {*self._warm, *self.failed, *self._opening_ahead}
-        return [name for name in self.names if name not in known]
+        missing = [name for name in self.names if name not in known]
+        fit = fit_together(self.referee, len(missing), len(self.names) + 1)
+        return missing if fit else []
 
     @property
     def _opening_ahead(self) -> set[str]:

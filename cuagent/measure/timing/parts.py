@@ -39,6 +39,18 @@ def parts_of(
     return [(EAGER, name) for name in whole if name != EAGER]
 
 
+def fit_together(referee: Referee, opening: int, models: int) -> bool:
+    """Return True if `opening` models of a timing of `models` may open at the same time.
+
+    Those of a large task may if the memory holds their first calls besides the timing.
+    """
+    if not referee.large:
+        return True
+    room = referee.room
+    needed = room.timing(models) + opening * room.opening
+    return MEMORY_FACTOR * needed <= room.available(referee.task.device.value)
+
+
 def merge(timings: Sequence[Timing]) -> Timing:
     """Merge the timings of all parts into one.
 

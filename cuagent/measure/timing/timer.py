@@ -26,7 +26,7 @@ from cuagent.events import Emit, ignore
 from cuagent.measure.roofline.ceilings import describe
 from cuagent.measure.timing.baselines import Baselines
 from cuagent.measure.timing.candidate_process import BUDGET_S, CandidateProcess
-from cuagent.measure.timing.parts import is_final, merge, parts_of
+from cuagent.measure.timing.parts import fit_together, is_final, merge, parts_of
 from cuagent.measure.timing.round_runner import RoundRunner, Subject
 from cuagent.measure.timing.rounds import (
     CLEAR_ROUNDS,
@@ -187,13 +187,17 @@ class Timer:
         """Let the processes of these baselines stay open even while others are timed."""
         self._baselines.keep(() if self.referee.large else baselines)
 
-    def open_ahead(self, baselines: Sequence[str]) -> None:
+    def open_ahead(self, baselines: Sequence[str], *, at_last: bool = False) -> None:
         """Start to open baselines in the background.
 
-        Does nothing for a large task, nor on a shared device, where another judge may be timing.
+        Does nothing on a shared device, where another judge may be timing. Those of a large task
+        open only `at_last`, when nothing else needs the memory, and if it holds all of them.
         """
         names = [name for name in baselines if name != EAGER]
-        if names and not self.referee.large and not self.shared_device:
+        if not names or self.shared_device:
+            return
+        fits = at_last and fit_together(self.referee, len(names), len(names))
+        if fits or not self.referee.large:
             self._baselines.open_ahead(names)
 
     @contextmanager
