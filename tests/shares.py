@@ -5,9 +5,18 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+
+def slow_except(names: Iterable[str], *fast: str) -> list[Any]:
+    """Return the names as values for `parametrize`. All are slow tests except those in `fast`."""
+    names = list(names)
+    assert set(fast) <= set(names), set(fast) - set(names)
+    return [n if n in fast else pytest.param(n, marks=pytest.mark.slow) for n in names]
 
 
 def in_share(items: list[pytest.Item], share: str) -> list[pytest.Item]:
