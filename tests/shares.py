@@ -19,6 +19,14 @@ def slow_except(names: Iterable[str], *fast: str) -> list[Any]:
     return [n if n in fast else pytest.param(n, marks=pytest.mark.slow) for n in names]
 
 
+def slow_after(count: int, cases: Iterable[Any]) -> list[Any]:
+    """Return the cases as values for `parametrize`. All but the first `count` are slow tests."""
+    found = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [
+        pytest.param(*case, marks=[pytest.mark.slow] * (k >= count)) for k, case in enumerate(found)
+    ]
+
+
 def in_share(items: list[pytest.Item], share: str) -> list[pytest.Item]:
     """Return the tests in share "K/N": every N-th slow test of each file, and all tests that are
     not slow or marked `always`.

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from scripts import BUSY, DECODER, TRAINING, Run
+from shares import slow_after
 
 from cuagent.attempt import freeze
 from cuagent.capture.run import Order
@@ -312,12 +313,15 @@ def test_a_script_is_captured_and_optimized_in_one_command(
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [
-        (["--script-args", "x"], "--script-args needs --module"),
-        (["--time-script"], "--time-script needs --module"),
-        (["--seed-kernel", "missing"], "missing: no such file or folder; name your kernel"),
-        (["--module", "net"], "script.py: no such file"),
-    ],
+    slow_after(
+        2,
+        [
+            (["--script-args", "x"], "--script-args needs --module"),
+            (["--module", "net"], "script.py: no such file"),
+            (["--time-script"], "--time-script needs --module"),
+            (["--seed-kernel", "missing"], "missing: no such file or folder; name your kernel"),
+        ],
+    ),
 )
 def test_options_of_a_script_without_one(
     options: list[str], said: str, tmp_path: Path, command_python: list[str]
