@@ -13,6 +13,7 @@ import pytest
 from scripts import BUSY, DECODER, TRAINING, Run
 from shares import slow_after
 
+from cuagent.arms import EAGER
 from cuagent.attempt import freeze
 from cuagent.capture.run import Order
 from cuagent.capture.shapes import (
@@ -183,7 +184,7 @@ def test_a_shape_on_which_the_attempt_is_wrong_keeps_the_original(
     (tmp_path / "model_new.py").write_text(ONLY_LARGE)
     attempt = freeze(tmp_path / "model_new.py")
     task = load_task(tmp_path / "task", device="cpu")
-    with LocalJudge(task) as judge:
+    with LocalJudge(task, baselines=(EAGER,)) as judge:
         judgement = judge.judge(attempt, Effort.QUICK)
     assert judgement.verdict.accepted, judgement.verdict.detail
     found = judge_shapes(task, attempt, judgement)
@@ -264,7 +265,7 @@ def test_a_training_script_is_timed_with_the_kernels_own_backward(
     (tmp_path / "model_new.py").write_text(FORWARD + (BACKWARD if own else ""))
     attempt = freeze(tmp_path / "model_new.py")
     task = training_step(task) if own else task
-    with LocalJudge(task) as judge:
+    with LocalJudge(task, baselines=(EAGER,)) as judge:
         judgement = judge.judge(attempt, Effort.QUICK)
     assert judgement.verdict.accepted, judgement.verdict.detail
     timed = time_swapped(task, manifest, attempt, judgement, described(manifest))
