@@ -5,9 +5,26 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+
+def slow_except(names: Iterable[str], *fast: str) -> list[Any]:
+    """Return the names as values for `parametrize`. All are slow tests except those in `fast`."""
+    names = list(names)
+    assert set(fast) <= set(names), set(fast) - set(names)
+    return [n if n in fast else pytest.param(n, marks=pytest.mark.slow) for n in names]
+
+
+def slow_after(count: int, cases: Iterable[Any]) -> list[Any]:
+    """Return the cases as values for `parametrize`. All but the first `count` are slow tests."""
+    found = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [
+        pytest.param(*case, marks=[pytest.mark.slow] * (k >= count)) for k, case in enumerate(found)
+    ]
 
 
 def in_share(items: list[pytest.Item], share: str) -> list[pytest.Item]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import tomllib
+from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -32,13 +33,24 @@ def modules(root: Path) -> dict[str, Path]:
     return found
 
 
+def statements(node: ast.AST) -> Iterator[ast.stmt]:
+    """Yield all statements below a node, without a walk through their expressions."""
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for child in getattr(node, field, ()):
+            if isinstance(child, ast.stmt):
+                yield child
+            yield from statements(child)
+
+
 def imports(root: Path) -> dict[str, set[str]]:
     """Return the modules that each module imports, including imports in functions and under
     TYPE_CHECKING."""
     files = modules(root)
     found: dict[str, set[str]] = {}
     for name, file in files.items():
-        nodes = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.ImportFrom)]
+        nodes = [
+            n for n in statements(ast.parse(file.read_text())) if isinstance(n, ast.ImportFrom)
+        ]
         named = {(n.module or "", f"{n.module}.{alias.name}") for n in nodes for alias in n.names}
         targets = {inner if inner in files else outer for outer, inner in named}
         found[name] = targets & set(files) - {name}

@@ -4,7 +4,8 @@ calls.
 The process group is stopped as a whole. Processes that left the group are found among the
 descendants. Daemons, which are no descendants any more, are found among the children of the
 subreaper and are never resumed. A process that still runs may wake another one. So processes count
-as stopped only when two scans in a row find the same ones, all stopped.
+as stopped only when two scans in a row find the same ones, all stopped. One thread of a process
+takes the signal and stops the others, so on a busy machine they run until it is scheduled.
 
 Not covered: work that was queued on a GPU before, which continues there.
 """
@@ -43,7 +44,8 @@ def stop(pid: int, subreaper: int, sessions: Collection[int]) -> set[int]:
     """Stop the process group `pid` and its descendants; return the descendants outside the group.
 
     Daemons are stopped but not returned. `sessions` are the children of the subreaper that must not
-    be taken for daemons. Raises SuspendError if the processes keep running; some are stopped then.
+    be taken for daemons. Raises SuspendError if several processes keep running; some are stopped
+    then.
     """
     before: set[int] | None = None
     outside: set[int] = set()
@@ -53,7 +55,7 @@ def stop(pid: int, subreaper: int, sessions: Collection[int]) -> set[int]:
         daemons |= {process for daemon in daemons for process in _descendants(daemon)}
         descendants = set(_descendants(pid))
         found = descendants | daemons
-        if not found:
+        if not found and not (len(_threads(pid)) > 1 and _runs(pid)):
             return set()
         for process in found:
             _send(process, signal.SIGSTOP)
@@ -62,6 +64,8 @@ def stop(pid: int, subreaper: int, sessions: Collection[int]) -> set[int]:
             return outside
         before = found
         time.sleep(max(PAUSE_S, min(PAUSE_S * 1.05**scan, LONGEST_PAUSE_S)))
+    if not before:
+        return set()  # nothing resumes a single process, which stops as soon as it is scheduled
     raise SuspendError("the candidate's processes do not stop", outside)
 
 

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 from scripts import BUSY, DECODER, TRAINING, Run
+from shares import slow_after
 
+from cuagent.arms import EAGER
 from cuagent.attempt import freeze
 from cuagent.capture.run import Order
 from cuagent.capture.shapes import (
@@ -182,7 +184,7 @@ def test_a_shape_on_which_the_attempt_is_wrong_keeps_the_original(
     (tmp_path / "model_new.py").write_text(ONLY_LARGE)
     attempt = freeze(tmp_path / "model_new.py")
     task = load_task(tmp_path / "task", device="cpu")
-    with LocalJudge(task) as judge:
+    with LocalJudge(task, baselines=(EAGER,)) as judge:
         judgement = judge.judge(attempt, Effort.QUICK)
     assert judgement.verdict.accepted, judgement.verdict.detail
     found = judge_shapes(task, attempt, judgement)
@@ -263,7 +265,7 @@ def test_a_training_script_is_timed_with_the_kernels_own_backward(
     (tmp_path / "model_new.py").write_text(FORWARD + (BACKWARD if own else ""))
     attempt = freeze(tmp_path / "model_new.py")
     task = training_step(task) if own else task
-    with LocalJudge(task) as judge:
+    with LocalJudge(task, baselines=(EAGER,)) as judge:
         judgement = judge.judge(attempt, Effort.QUICK)
     assert judgement.verdict.accepted, judgement.verdict.detail
     timed = time_swapped(task, manifest, attempt, judgement, described(manifest))
@@ -312,12 +314,15 @@ def test_a_script_is_captured_and_optimized_in_one_command(
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [
-        (["--script-args", "x"], "--script-args needs --module"),
-        (["--time-script"], "--time-script needs --module"),
-        (["--seed-kernel", "missing"], "missing: no such file or folder; name your kernel"),
-        (["--module", "net"], "script.py: no such file"),
-    ],
+    slow_after(
+        2,
+        [
+            (["--script-args", "x"], "--script-args needs --module"),
+            (["--module", "net"], "script.py: no such file"),
+            (["--time-script"], "--time-script needs --module"),
+            (["--seed-kernel", "missing"], "missing: no such file or folder; name your kernel"),
+        ],
+    ),
 )
 def test_options_of_a_script_without_one(
     options: list[str], said: str, tmp_path: Path, command_python: list[str]

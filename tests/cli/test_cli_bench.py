@@ -7,25 +7,29 @@ from pathlib import Path
 
 import pytest
 from commands import TASK, Cuagent
+from shares import slow_after
 
 from cuagent.cli.exits import Refused
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        (["kernelbench"], "--root is missing"),
-        (["kernelbench", "--root", "absent"], "no folder level1"),
-        (["kernelbench", "--root", ".", "--levels", "one"], "--levels one: write numbers"),
-        (["absent"], "no folder and no parquet file"),
-        (["tasks", "more"], "one source at a time"),
-        (["tasks", "--problems", "none"], "no such task"),
-        (["tasks", "--rules", "all"], "use practical or kernels-only"),
-        (["tasks", "--engine", "cloud", "--device", "cpu"], "use local or ray"),
-        (["compare", "tasks"], "compare takes two results"),
-        (["compare", "tasks", "tasks"], "tasks: no results"),
-        (["compare", "old", "old"], "old: its results (1) are in another version"),
-    ],
+    slow_after(
+        5,
+        [
+            (["kernelbench", "--root", "absent"], "no folder level1"),
+            (["absent"], "no folder and no parquet file"),
+            (["tasks", "--problems", "none"], "no such task"),
+            (["compare", "tasks", "tasks"], "tasks: no results"),
+            (["compare", "old", "old"], "old: its results (1) are in another version"),
+            (["kernelbench"], "--root is missing"),
+            (["kernelbench", "--root", ".", "--levels", "one"], "--levels one: write numbers"),
+            (["tasks", "more"], "one source at a time"),
+            (["tasks", "--rules", "all"], "use practical or kernels-only"),
+            (["tasks", "--engine", "cloud", "--device", "cpu"], "use local or ray"),
+            (["compare", "tasks"], "compare takes two results"),
+        ],
+    ),
 )
 def test_a_command_that_cannot_work_is_refused_in_one_line(
     cuagent: Cuagent, tmp_path: Path, arguments: list[str], message: str

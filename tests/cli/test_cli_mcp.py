@@ -52,7 +52,7 @@ def with_client(tmp_path: Path, python: list[str]) -> WithClient:
             await talk(client)
 
     def run(talk: Talk, *program: str) -> None:
-        asyncio.run(asyncio.wait_for(main(talk, program or ("-m", "cuagent")), 350))
+        asyncio.run(asyncio.wait_for(main(talk, program or ("-m", "cuagent")), 800))
 
     return run
 
@@ -146,7 +146,7 @@ def test_another_agent_gets_a_profile_and_a_package(
     (tmp_path / "right" / "model_new.py").write_text(RIGHT)
     (tmp_path / "slow").mkdir()
     (tmp_path / "slow" / "model_new.py").write_text(
-        RIGHT.replace("return", "[torch.softmax(x + i, -1) for i in range(400)]; return")
+        RIGHT.replace("return", "[torch.softmax(x + i, -1) for i in range(40)]; return")
     )
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("mine")

@@ -32,40 +32,46 @@ def task(tmp_path: Path) -> str:
     return "task.py"
 
 
+BAD = [
+    (["optimize"], "Missing argument 'TASK'; see cuagent optimize --help"),
+    (["optimise", "x.py"], "Did you mean 'optimize'"),
+    (["optimize", "absent.py"], "absent.py: no such file"),
+    (["optimize", "task.py:Nothing"], "no class Nothing"),
+    (["optimize", "broken.py"], "broken.py"),
+    (["optimize", "task.py", "--max-time", "soon"], "--max-time: 'soon'; it takes a time"),
+    (["optimize", "task.py", "--model", "openai:gpt-5"], "OPENAI_API_KEY"),
+    (["optimize", "task.py", "--out", "."], "already exists"),
+    (["verify", "task.py", "home"], "no model_new.py"),
+    (["profile", "task.py", "--svg", "nowhere/x.svg"], "nowhere/x.svg: cannot be written"),
+    (["baseline", "task.py", "--rungs", "eager,foo"], "--rungs: no 'foo'; there are eager"),
+    (["export", "latest", "--out", "new"], "no runs here; start one with"),
+]
+MORE_BAD = [
+    (["optimize", "task.py", "--device", "tpu"], "'tpu'; it takes auto or cpu or cuda"),
+    (["optimize", "task.py", "--precision", "int4"], "'int4'"),
+    (["optimize", "task.py", "--max-steps", "0"], "--max-steps: 0; it takes a whole number"),
+    (["optimize", "task.py", "--max-steps", "many"], "--max-steps"),
+    (["optimize", "task.py", "--max-time", "3x"], "a time above 0: 90s, 30m, 1.5h"),
+    (["optimize", "task.py", "--model", "gpt"], "--model gpt: unknown model"),
+    (["optimize", "task.py", "--output-format", "yaml"], "use text, json, stream-json"),
+    (["optimize", "task.py", "--message", " "], "--message is empty"),
+    (["optimize", "task.py", "--inputs", "f99[1]"], "f99"),
+    (["verify", "task.py"], "Missing argument 'CANDIDATE'"),
+    (["verify", "task.py", "absent"], "absent: no such file or folder"),
+    (["verify", "task.py", "task.py", "--timing", "long"], "use none, quick or record"),
+    (["profile", "absent.py"], "absent.py: no such file"),
+    (["doctor", "--device", "tpu"], "'tpu'; it takes auto or cpu or cuda"),
+    (["export", "latest"], "Missing option '--out'"),
+    (["show", "abc"], "no runs here; start one with"),
+    (["replay"], "no runs here; start one with"),
+    (["show", "--colour"], "No such option"),
+]
+"""Arguments that are refused at the same places as those in `BAD`."""
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [
-        (["optimize"], "Missing argument 'TASK'; see cuagent optimize --help"),
-        (["optimise", "x.py"], "Did you mean 'optimize'"),
-        (["optimize", "absent.py"], "absent.py: no such file"),
-        (["optimize", "task.py:Nothing"], "no class Nothing"),
-        (["optimize", "broken.py"], "broken.py"),
-        (["optimize", "task.py", "--device", "tpu"], "'tpu'; it takes auto or cpu or cuda"),
-        (["optimize", "task.py", "--precision", "int4"], "'int4'"),
-        (["optimize", "task.py", "--max-steps", "0"], "--max-steps: 0; it takes a whole number"),
-        (["optimize", "task.py", "--max-steps", "many"], "--max-steps"),
-        (["optimize", "task.py", "--max-time", "soon"], "--max-time: 'soon'; it takes a time"),
-        (["optimize", "task.py", "--max-time", "3x"], "a time above 0: 90s, 30m, 1.5h"),
-        (["optimize", "task.py", "--model", "gpt"], "--model gpt: unknown model"),
-        (["optimize", "task.py", "--model", "openai:gpt-5"], "OPENAI_API_KEY"),
-        (["optimize", "task.py", "--output-format", "yaml"], "use text, json, stream-json"),
-        (["optimize", "task.py", "--message", " "], "--message is empty"),
-        (["optimize", "task.py", "--inputs", "f99[1]"], "f99"),
-        (["optimize", "task.py", "--out", "."], "already exists"),
-        (["verify", "task.py"], "Missing argument 'CANDIDATE'"),
-        (["verify", "task.py", "absent"], "absent: no such file or folder"),
-        (["verify", "task.py", "home"], "no model_new.py"),
-        (["verify", "task.py", "task.py", "--timing", "long"], "use none, quick or record"),
-        (["profile", "absent.py"], "absent.py: no such file"),
-        (["profile", "task.py", "--svg", "nowhere/x.svg"], "nowhere/x.svg: cannot be written"),
-        (["baseline", "task.py", "--rungs", "eager,foo"], "--rungs: no 'foo'; there are eager"),
-        (["doctor", "--device", "tpu"], "'tpu'; it takes auto or cpu or cuda"),
-        (["export", "latest"], "Missing option '--out'"),
-        (["export", "latest", "--out", "new"], "no runs here; start one with"),
-        (["show", "abc"], "no runs here; start one with"),
-        (["replay"], "no runs here; start one with"),
-        (["show", "--colour"], "No such option"),
-    ],
+    [*BAD, *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE_BAD)],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_bad_argument_gets_one_line_and_code_2(

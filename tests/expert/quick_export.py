@@ -1,7 +1,8 @@
 """Make repeated calls of torch.export's `run_decompositions` quick.
 
-Each call registers some 20 kernels for each of 525 composite operators and removes them again:
-60 to 100 ms, more than the rest of a small module's capture. Most tests of the expert capture one.
+Each call registers some 20 kernels for each of 525 composite operators and removes them again, and
+looks up all composite operators once for each namespace: 100 to 150 ms, more than the rest of a
+small module's capture. Most tests of the expert capture one.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pytest
+from torch._export import utils
 from torch._subclasses import fake_impls
 from torch.export import exported_program
 
 NAME = "_override_composite_implicit_decomp"
+LOOK_UP = "_materialize_cpp_cia_ops"
 Kernels = dict[Any, dict[Any, Any]]
 """Kernels of operators by dispatch key."""
 Table = Mapping[Any, Callable[..., Any]]
@@ -38,9 +42,13 @@ class Registered:
 
 def quick_overrides(patch: pytest.MonkeyPatch) -> None:
     """Let torch register for a table once; later calls with an equal table restore what it
-    registered. Versions of torch without the function stay as they are."""
+    registered. Let it look up the composite operators once. Versions of torch without these
+    functions stay as they are."""
     if override := getattr(exported_program, NAME, None):
         patch.setattr(exported_program, NAME, remembering(override))
+    if look_up := getattr(utils, LOOK_UP, None):
+        # Looking up makes an operator an attribute of `torch.ops`; no test adds operators.
+        patch.setattr(utils, LOOK_UP, cache(look_up))
 
 
 def remembering(override: Override) -> Override:

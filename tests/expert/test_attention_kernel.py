@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from agreement import assert_agrees  # type: ignore[import-not-found]
+from shares import slow_after
 from test_attention import FORMS, GROUPS, HEADS, text_of  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Candidate, Options, make_candidate
@@ -126,14 +127,17 @@ def test_call_of_the_library_is_a_kernel_on_request(generate, name):
 
 @pytest.mark.parametrize(
     ("heads", "rows", "dtype", "own"),
-    [
-        (200, 2, "float32", True),
-        (200, 32, "float32", True),
-        (200, 33, "float32", False),
-        (20, 2, "float32", False),
-        (200, 2, "float16", False),
-        (70000, 2, "float32", False),
-    ],
+    slow_after(
+        2,
+        [
+            (200, 32, "float32", True),
+            (200, 33, "float32", False),
+            (200, 2, "float32", True),
+            (20, 2, "float32", False),
+            (200, 2, "float16", False),
+            (70000, 2, "float32", False),
+        ],
+    ),
 )
 @pytest.mark.parametrize(
     "body", ["F.scaled_dot_product_attention(q, q, q) * 2", "(q @ q.mT).softmax(-1) @ q"]

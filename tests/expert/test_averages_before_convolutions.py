@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 import pytest
+from shares import slow_after
 
 from cuagent.expert.candidate import Options
 
@@ -49,15 +50,16 @@ def pools_first(candidate) -> bool:
     return any(f"{word}_before" in text for word in ("avg_pool2d", "adaptive_avg_pool2d"))
 
 
-@pytest.mark.parametrize("case", MOVED)
-def test_pool_moves_before_a_pointwise_convolution(generate, case):
-    assert pools_first(generate(text_of(*case)))
-    assert not pools_first(generate(text_of(*case), options=Options(fold=False)))
+@pytest.mark.parametrize(("pool", "conv", "forward"), slow_after(2, MOVED))
+def test_pool_moves_before_a_pointwise_convolution(generate, pool, conv, forward):
+    text = text_of(pool, conv, forward)
+    assert pools_first(generate(text))
+    assert not pools_first(generate(text, options=Options(fold=False)))
 
 
-@pytest.mark.parametrize("case", KEPT)
-def test_pool_that_does_not_commute_stays(generate, case):
-    assert not pools_first(generate(text_of(*case)))
+@pytest.mark.parametrize(("pool", "conv", "forward"), slow_after(4, KEPT))
+def test_pool_that_does_not_commute_stays(generate, pool, conv, forward):
+    assert not pools_first(generate(text_of(pool, conv, forward)))
 
 
 def test_pool_of_halves_stays(generate):

@@ -6,6 +6,8 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import torch
 from cuagent.expert.capture.export import capture
@@ -13,6 +15,7 @@ capture(torch.nn.Linear(2, 2), [torch.ones(1, 2)])
 """
 
 
+@pytest.mark.slow
 def test_capture_puts_inductor_cache_into_our_cache(tmp_path: Path, python: list[str]) -> None:
     temporary, cache = tmp_path / "tmp", tmp_path / "cache"
     temporary.mkdir()

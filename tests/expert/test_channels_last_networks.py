@@ -6,6 +6,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
+from shares import slow_after
 
 from cuagent.expert.candidate import Options, make_candidate
 from cuagent.expert.capture.subject import Target, open_subject
@@ -58,12 +59,15 @@ def test_all_convolutions_are_channels_last(tmp_path):
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"target": replace(HOPPER, tf32_convolutions=False)},
-        {"count": 1},
-        {"options": Options(convolutions="library")},
-        {"options": Options(convolutions="every")},
-    ],
+    slow_after(
+        2,
+        [
+            {"target": replace(HOPPER, tf32_convolutions=False)},
+            {"options": Options(convolutions="every")},
+            {"count": 1},
+            {"options": Options(convolutions="library")},
+        ],
+    ),
 )
 def test_layout_stays_otherwise(tmp_path, change):
     assert count_last(made(tmp_path, RESIDUAL, POOLED, **change)) == 0

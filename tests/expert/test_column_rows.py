@@ -33,7 +33,7 @@ VECTORS = {
     ),
     "results of rows": ("return x.amax(1) + y[:, 0], (x * y).sum(1) * 2", "3, 70, 36", ""),
     "places in a row": (
-        "return x - (x * torch.arange(9).view(9, 1)).sum(1, True)", "3, 9, 8", ""
+        "return x - (x * torch.arange(9, device=x.device).view(9, 1)).sum(1, True)", "3, 9, 8", ""
     ),
 }  # fmt: skip
 SCALARS = {

@@ -53,8 +53,18 @@ def candidate_of(folder: Path, text: str) -> Candidate | None:
         (text_of("(k.transpose(1, 2), cache, cache)"), 1 << 12, True),
         (text_of("(cache, k)", ROW, dim=1), 1 << 12, False),  # torch copies vectors
         (text_of("(cache, k.transpose(1, 2))"), 1 << 30, False),  # too small
-        (text_of("(cache, k.transpose(1, 2))", "2, 4, 63, 63", 252), 1 << 12, False),
-        (text_of("(cache[:, 1:], k[..., 3:].mT)", "2, 2, 61, 4", dim=3), 1 << 12, False),
+        pytest.param(
+            text_of("(cache, k.transpose(1, 2))", "2, 4, 63, 63", 252),
+            1 << 12,
+            False,
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            text_of("(cache[:, 1:], k[..., 3:].mT)", "2, 2, 61, 4", dim=3),
+            1 << 12,
+            False,
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_large_concatenation_with_a_permuted_part_is_a_kernel(

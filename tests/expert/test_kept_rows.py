@@ -7,6 +7,7 @@ import pytest
 import test_emulated_cuda as emulated_cuda  # type: ignore[import-not-found]
 import test_reductions as reductions  # type: ignore[import-not-found]
 from agreement import assert_agrees  # type: ignore[import-not-found]
+from shares import slow_after
 
 from cuagent.expert.candidate import Options
 from cuagent.expert.capture.subject import Target
@@ -72,7 +73,9 @@ def test_layouts_are_those_that_were_fast_on_an_h200(vectors, cluster, threads):
 
 
 @pytest.mark.parametrize(
-    "shape", ["70, 16384", "70, 1000000"], ids=["registers", "larger than a cluster's memory"]
+    "shape",
+    slow_after(1, ["70, 16384", "70, 1000000"]),
+    ids=["registers", "larger than a cluster's memory"],
 )
 def test_other_rows_are_not_kept(generate, shape):
     assert "allow_shared" not in emulation.cuda_text(

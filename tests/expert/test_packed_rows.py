@@ -10,6 +10,7 @@ import torch
 from agreement import assert_agrees  # type: ignore[import-not-found]
 from emulation import emulated  # type: ignore[import-not-found]
 from importing import imported  # type: ignore[import-not-found]
+from shares import slow_except
 
 from cuagent import kernels
 from cuagent.expert.candidate import Options
@@ -72,7 +73,9 @@ def test_emulated_rows_keep_nan_and_infinities(tmp_path, monkeypatch):
     torch.testing.assert_close(got, expected, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", slow_except(CASES, "residual and norm", "vectors of four", "softmax")
+)
 def test_inputs_that_several_passes_read_are_loaded_once(generate, name):
     text = source_of(generate(text_of(name), HOPPER))
     body = text.split('extern "C"')[0]

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from shares import slow_except
 
 from cuagent.expert.candidate import Options, make_candidate
 from cuagent.expert.capture.row_orders import with_row_orders
@@ -73,7 +74,9 @@ def run(captured, model, *inputs):
     return module(*((values | named)[name] for name in places))
 
 
-@pytest.mark.parametrize("name", CHANGED)
+@pytest.mark.parametrize(
+    "name", slow_except(CHANGED, "multi-head attention", "joined rows", "split rows")
+)
 def test_changed_graph_computes_the_same(tmp_path, name):
     subject = captured_of(tmp_path, CHANGED[name])
     changed = with_row_orders(subject.captured)
@@ -87,7 +90,7 @@ def test_changed_graph_computes_the_same(tmp_path, name):
     assert made.stride() == expected.stride()
 
 
-@pytest.mark.parametrize("name", UNCHANGED)
+@pytest.mark.parametrize("name", slow_except(UNCHANGED, "returned", "attention returned", "steps"))
 def test_other_graphs_do_not_change(tmp_path, name):
     captured = captured_of(tmp_path, UNCHANGED[name]).captured
     assert with_row_orders(captured) is captured

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from shares import slow_after
 
 from cuagent.expert.attention.unfused import with_expanded
 from cuagent.expert.capture.editing import called
@@ -36,16 +37,19 @@ def subject(folder: Path, call: str, size: int = 1024, dtype: str = "float32") -
 
 @pytest.mark.parametrize(
     ("options", "size", "dtype", "target", "expands"),
-    [
-        ("", 1024, "float32", HOPPER, True),
-        (", scale=0.1", 512, "float32", HOPPER, True),
-        ("", 64, "float32", HOPPER, False),
-        ("", 1024, "bfloat16", HOPPER, False),
-        ("", 1024, "float32", replace(HOPPER, capability=(8, 9)), False),
-        ("", 1024, "float32", Target("cpu"), False),
-        (", attn_mask=m", 1024, "float32", HOPPER, False),
-        (", is_causal=True", 1024, "float32", HOPPER, False),
-    ],
+    slow_after(
+        4,
+        [
+            (", scale=0.1", 512, "float32", HOPPER, True),
+            ("", 64, "float32", HOPPER, False),
+            ("", 1024, "bfloat16", HOPPER, False),
+            (", attn_mask=m", 1024, "float32", HOPPER, False),
+            ("", 1024, "float32", HOPPER, True),
+            ("", 1024, "float32", replace(HOPPER, capability=(8, 9)), False),
+            ("", 1024, "float32", Target("cpu"), False),
+            (", is_causal=True", 1024, "float32", HOPPER, False),
+        ],
+    ),
 )
 def test_products_replace_attention_of_large_heads_only(
     tmp_path: Path, options: str, size: int, dtype: str, target: Target, expands: bool

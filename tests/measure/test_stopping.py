@@ -59,9 +59,8 @@ def ratios_of(rounds: list[Round], names: tuple[str, ...] = (EAGER, COMPILE)) ->
     return {name: ratio(rounds, name, CANDIDATE, Effort.RECORD, Device.CUDA) for name in names}
 
 
-@pytest.mark.parametrize(
-    "between", [b if b == 0.03 else pytest.param(b, marks=pytest.mark.slow) for b in BETWEEN]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("between", BETWEEN)
 def test_equal_modules_are_called_faster_at_most_once_in_a_hundred(between: float) -> None:
     rng, experiments = random.Random(1), 3000
     # One baseline is the worst case: with two, both must be decided at the first look.

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import pytest
 from asking import QUESTION, ask
 from provider import Provider, serve
+from shares import slow_after
 
 from cuagent.cli.session import open_model
 from cuagent.config import Settings, resolve
@@ -244,17 +245,20 @@ class TestFaults:
 
     @pytest.mark.parametrize(
         "fault",
-        [
-            {"status": 408},
-            {"status": 409},
-            {"status": 429},
-            {"status": 500},
-            {"status": 529},
-            {"drop": True},
-            {"stall": 3},
-            {"garble": b'data: {"type": "\xff\xfe"}\n\n'},
-            {"garble": b'event: error\ndata: {"type": "broken\n\n'},
-        ],
+        slow_after(
+            5,
+            [
+                {"status": 429},
+                {"status": 500},
+                {"drop": True},
+                {"stall": 2},
+                {"garble": b'data: {"type": "\xff\xfe"}\n\n'},
+                {"garble": b'event: error\ndata: {"type": "broken\n\n'},
+                {"status": 408},
+                {"status": 409},
+                {"status": 529},
+            ],
+        ),
         ids=str,
     )
     def test_transient_faults_are_retried(self, make: Any, fault: dict[str, Any]) -> None:

@@ -161,10 +161,15 @@ OUTPUT = "[4.0, 4.0] [4.0, 4.0]\n"
 @pytest.mark.parametrize(
     "imported",
     [
-        "sys.path.insert(0, {parent!r}); from out import ModelNew\n",
-        "sys.path.insert(0, {out!r}); from model_new import ModelNew\n",
+        pytest.param(
+            "sys.path.insert(0, {parent!r}); from out import ModelNew\n", id="as a package"
+        ),
+        pytest.param(
+            "sys.path.insert(0, {out!r}); from model_new import ModelNew\n",
+            id="by path",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["as a package", "by path"],
 )
 def test_export_works_without_cuagent(
     out: Path, without_cuagent, imported: str, tmp_path: Path, run: Run

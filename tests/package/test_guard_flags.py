@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from shares import slow_except
 
 from cuagent.attempt import Attempt
 from cuagent.package.folder import write_files
@@ -131,15 +132,14 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("settings", "statements", "users", "seen"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    "name",
+    slow_except(CASES, "IEEE", "set by its import", "left set by its call", "raises"),
+)
 def test_kernel_runs_under_its_flags_and_the_users_are_left(
-    settings: TorchSettings | None,
-    statements: dict[str, str],
-    users: bool,
-    seen: tuple[bool, ...] | None,
-    tmp_path: Path,
-    python: list[str],
+    name: str, tmp_path: Path, python: list[str]
 ) -> None:
+    settings, statements, users, seen = CASES[name]
     exported(tmp_path, settings, **statements)
     wanted = seen or (True, False, False)
     assert seen_by(tmp_path, python, users) == str([wanted] * 4)

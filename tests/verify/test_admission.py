@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from shares import slow_after
 
 from cuagent.task import load_task
 from cuagent.verify.admission import Admission, admit
@@ -35,16 +36,16 @@ REFUSED = {
     "return torch.nn.functional.dropout(x + y)": "random numbers (bernoulli_)",
     "self.count += 1; return (x + y) * self.count": "changes the reference's state (count)",
     "return x - x": "does not depend on the inputs: on the task's own inputs it is 0 everywhere",
+    "import time; return (x + y) * (1 + 1e-9 * time.time())": (
+        "the output depends on the time or the process (time.time)"
+    ),
+    "return (x + y)[x > 0.5]": "changes its shape from call to call",
     "return (x + y).softmax(-1).sum(-1)": "a trivial answer would pass: one",
     "return x + 0 * y": "a trivial answer would pass: input 0 itself",
     "import time; return (x + y) * (1 + time.perf_counter_ns() % 997)": "for equal inputs",
     "self.n = getattr(self, 'n', 0) + 1; return (x + y) * (1 + (self.n > 9))": (
         "the reference changes self.n in forward, which changes its output"
     ),
-    "import time; return (x + y) * (1 + 1e-9 * time.time())": (
-        "the output depends on the time or the process (time.time)"
-    ),
-    "return (x + y)[x > 0.5]": "changes its shape from call to call",
 }
 
 
@@ -61,7 +62,7 @@ def admission(tmp_path: Path, fork_server: ForkServer) -> Admitted:
     return admitted
 
 
-@pytest.mark.parametrize("forward", REFUSED)
+@pytest.mark.parametrize("forward", slow_after(5, REFUSED))
 def test_task_without_a_well_defined_answer_is_not_certifiable(
     admission: Admitted, forward: str
 ) -> None:

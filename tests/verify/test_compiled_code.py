@@ -41,6 +41,7 @@ def attempt_of(text: str) -> Attempt:
     return Attempt((("model_new.py", text),))
 
 
+@pytest.mark.slow
 def test_the_first_call_compiles_for_the_verdict(task: Task, referee: Referee) -> None:
     attempt = candidate(COMPILES)
     built = build(attempt, task.device)

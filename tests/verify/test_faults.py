@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from inject import FAULTS, HONEST, suffer
+from shares import slow_except
 
 from cuagent.task import Task
 from cuagent.verify import Reason, Referee, Verdict
@@ -19,13 +20,19 @@ from cuagent.verify import Reason, Referee, Verdict
 Judged = Callable[[str], Verdict]
 
 
-SLOW = ("sleeps without end", "stops itself", "aborts", "leaves", "closes the channel")
-"""Faults of the slow suite; the referee sees them as it sees a hang, a kill or a broken channel."""
-
-
-@pytest.mark.parametrize(
-    "name", [n if n not in SLOW else pytest.param(n, marks=pytest.mark.slow) for n in FAULTS]
+QUICK = (
+    "hangs",
+    "kills itself",
+    "reads at nothing",
+    "garbage record",
+    "fork bomb",
+    "oracle killed",
 )
+"""Faults of all tests. Those of the slow suite are seen as a hang, a kill or a broken channel, or
+fill a limit of the operating system."""
+
+
+@pytest.mark.parametrize("name", slow_except(FAULTS, *QUICK))
 def test_fault_has_its_reason_and_the_next_attempt_is_accepted(
     referee: Referee, judged: Judged, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shares import slow_except
 
 from cuagent.task import load_task, open_reference
 from cuagent.verify.fitness.hidden import hidden_dependencies
@@ -111,7 +112,16 @@ DEPENDENT = {
 }
 
 
-@pytest.mark.parametrize("name", DEPENDENT)
+@pytest.mark.parametrize(
+    "name",
+    slow_except(
+        DEPENDENT,
+        "a list that grows",
+        "the hour",
+        "the first input",
+        "random bytes at construction",
+    ),
+)
 def test_hidden_dependency_is_found(found: Found, name: str) -> None:
     forward, construct, what = DEPENDENT[name]
     assert found(forward, construct)["depends_on"] == what
@@ -120,7 +130,11 @@ def test_hidden_dependency_is_found(found: Found, name: str) -> None:
 @pytest.mark.parametrize(
     ("parts", "changes"),
     [
-        ({"prelude": "n = [0]", "forward": "n[0] += 1; return x * (1 + (n[0] > 900))"}, "n"),
+        pytest.param(
+            {"prelude": "n = [0]", "forward": "n[0] += 1; return x * (1 + (n[0] > 900))"},
+            "n",
+            marks=pytest.mark.slow,
+        ),
         (
             {"attributes": "n = 0", "forward": "Model.n += 1; return x * (1 + (Model.n > 900))"},
             "Model.n",
@@ -129,7 +143,11 @@ def test_hidden_dependency_is_found(found: Found, name: str) -> None:
             {"prelude": "n = 0", "forward": "global n; n += 1; return x * (1 + (n > 900))"},
             "n",
         ),
-        ({"forward": "table.append(1); return x * (1 + (len(table) > 700))"}, "table"),
+        pytest.param(
+            {"forward": "table.append(1); return x * (1 + (len(table) > 700))"},
+            "table",
+            marks=pytest.mark.slow,
+        ),
         (
             {
                 "construct": "self.inner = torch.nn.Identity(); self.inner.n = 0",
@@ -184,7 +202,12 @@ BENIGN = {
 }
 
 
-@pytest.mark.parametrize("name", BENIGN)
+@pytest.mark.parametrize(
+    "name",
+    slow_except(
+        BENIGN, "a table built at first use", "two alternating buffers", "a mask kept by shape"
+    ),
+)
 def test_state_that_changes_no_answer_is_accepted(found: Found, name: str) -> None:
     forward, construct, prelude = BENIGN[name]
     findings = found(forward, construct, prelude)

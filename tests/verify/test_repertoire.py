@@ -175,7 +175,7 @@ def get_inputs():
 """
 
 
-@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("first", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_calls_that_stall_do_not_shorten_the_sweeps(first: int, tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text(STALLING.format(first=first))
     with torch.no_grad():

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from shares import slow_after
 
 from cuagent.attempt import Attempt
 from cuagent.build import build
@@ -117,7 +118,7 @@ def test_compiled_kernel_loads_in_the_sandbox(verdict: Judged) -> None:
     assert found.reason is Reason.ACCEPTED, (found.detail, found.output)
 
 
-@pytest.mark.parametrize("name", ["loss", "several", "embedding", "gru"])
+@pytest.mark.parametrize("name", slow_after(2, ["several", "embedding", "loss", "gru"]))
 def test_reference_itself_is_accepted(verdict: Judged, name: str) -> None:
     found = verdict(name)
     assert found.reason is Reason.ACCEPTED, (found.detail, found.draws)
@@ -142,6 +143,7 @@ def test_reference_with_infinite_mask_is_tested_on_several_kinds(
     assert verdict("hidden", forward=unshifted).reason is Reason.WRONG_VALUES
 
 
+@pytest.mark.slow
 def test_infinities_moved_by_roundoff_do_not_reject(verdict: Judged) -> None:
     otherwise = (
         "e = (x - x.amax(-1, keepdim=True)).exp(); "
@@ -221,7 +223,7 @@ def get_init_inputs():
 """
 
 
-@pytest.mark.parametrize("second", ["torch.rand(3)", "torch.randint(4, (3,))"])
+@pytest.mark.parametrize("second", slow_after(1, ["torch.randint(4, (3,))", "torch.rand(3)"]))
 def test_sweep_uses_at_most_one_own_draw(
     second: str, tmp_path: Path, fork_server: ForkServer
 ) -> None:

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from shares import slow_after
 
 from cuagent.attempt import Attempt
 from cuagent.build import build
@@ -65,7 +66,7 @@ def test_killed_oracle_is_not_the_tasks_fault(fork_server: ForkServer, tmp_path:
     assert not oracle.alive
 
 
-@pytest.mark.parametrize("leave", ["os._exit(3)", "sys.exit(3)"])
+@pytest.mark.parametrize("leave", slow_after(1, ["os._exit(3)", "sys.exit(3)"]))
 def test_reference_that_exits_later_is_not_certifiable(
     fork_server: ForkServer, tmp_path: Path, leave: str
 ) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +15,7 @@ import torch
 from cuagent.arms import CANDIDATE
 from cuagent.attempt import Attempt
 from cuagent.task import Device, Precision, flatten
-from cuagent.worker import Arena, ForkServer, ModelSpec, Session, layout_of
+from cuagent.worker import Arena, ForkServer, ModelSpec, Session, layout_of, suspend
 
 BUSY = """
 import os, threading, time
@@ -99,3 +102,45 @@ def test_processes_are_stopped_between_commands(
         assert "daemon" in way or float(counter) > before + 1
     assert not Path(f"/proc/{pid}").exists()
     weights.close()
+
+
+HOG = "import os\nos.sched_setaffinity(0, [{first}])\nwhile True: pass"
+SPIN = """
+import os, threading, time
+os.sched_setaffinity(0, [{first}])
+def spin():
+    os.sched_setaffinity(0, [{last}])
+    print("spins", flush=True)
+    while True: pass
+threading.Thread(target=spin, daemon=True).start()
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+while True: time.sleep(1e-3)
+"""
+"""A process whose main thread, which takes the signal, waits for the processor of `HOG`."""
+
+
+def test_threads_are_stopped_on_a_busy_machine() -> None:
+    first, last = (*sorted(os.sched_getaffinity(0)), -1)[:2]
+    if last < 0:
+        pytest.skip("needs two processors")
+    hog, process = (
+        subprocess.Popen(
+            [sys.executable, "-c", text.format(first=first, last=last)],
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        for text in (HOG, SPIN)
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"spins\n"
+        for _ in range(10):
+            assert suspend.stop(process.pid, process.pid, ()) == set()
+            threads = Path(f"/proc/{process.pid}/task").iterdir()
+            states = [(t / "stat").read_text().rpartition(")")[2].split()[0] for t in threads]
+            assert states == ["T", "T"]
+            suspend.resume(process.pid, ())
+    finally:
+        for started in (hog, process):
+            started.kill()
+            started.communicate()

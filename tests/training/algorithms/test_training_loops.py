@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from shares import slow_after
 from toy_game import FAST, play, reward, same, silent, small_actor, weights
 
 from cuagent.training.algorithms.metrics import read_metrics
@@ -58,7 +59,7 @@ def test_rft_value_pretraining_and_ppo_each_improve(tmp_path: Path) -> None:
     assert max(m["sampler_gap"] for m in history) < 1e-4
 
 
-@pytest.mark.parametrize("stage", ["rft", "value", "ppo"])
+@pytest.mark.parametrize("stage", slow_after(1, ["ppo", "rft", "value"]))
 def test_resumed_stage_equals_uninterrupted_one(stage: str, tmp_path: Path) -> None:
     episodes = play(small_actor(7), 64, 5)
 

@@ -67,7 +67,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
     return True
 
 
-@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("rows", [1, pytest.param(3, marks=pytest.mark.slow), 8])
 def test_concurrent_turns_follow_model_logprobs_with_few_slots(
     rows: int, kernel: bool | None
 ) -> None:
@@ -285,6 +285,7 @@ def test_rounding_is_no_reason_to_refuse_a_model_and_the_reason_is_named(
             pass
 
 
+@pytest.mark.slow
 def test_adapters_on_half_precision_weights_sample_and_agree() -> None:
     """The settings of a 7B model: frozen weights in bfloat16, adapters in fp32, recomputation."""
     pytest.importorskip("peft")

@@ -78,15 +78,16 @@ def conversations(engine: Any) -> list[Episode]:
     ]  # fmt: skip
 
 
+LLAMA = ("llama", Dtype.FP32)
 CASES = [
     pytest.param(family, kind, compute, marks=() if quick else pytest.mark.slow)
     for family in FAMILIES
     for kind in ("local", "cached", "continuous")
     for compute in (Dtype.FP32, Dtype.BF16)
-    for quick in [family == "llama" or (kind == "cached" and compute is Dtype.BF16)]
+    for quick in [(kind == "cached" and compute is Dtype.BF16) or (family, compute) == LLAMA]
 ]
-"""Parameters (model family, engine, dtype) of the test. Slow: for families other than Llama, all
-but the case that training uses."""
+"""Parameters (model family, engine, dtype) of the test. Slow: all but the case that training uses,
+and those of Llama in float32."""
 
 
 @pytest.mark.parametrize(("family", "kind", "compute"), CASES)
