@@ -1,4 +1,4 @@
-"""The task files of `library_modules`, read without the libraries that they need."""
+"""The task files of `library_modules` and `library_modules_2`, read without their libraries."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-FILES = sorted((Path(__file__).parents[2] / "benchmarks" / "library_modules").glob("*.py"))
+FOLDERS = [Path(__file__).parents[2] / "benchmarks" / f"library_modules{n}" for n in ("", "_2")]
+FILES = [path for folder in FOLDERS for path in sorted(folder.glob("*.py"))]
 LIBRARIES = {"hf": "transformers", "timm": "timm", "tv": "torchvision", "torch": "torch"}
 """Library whose modules a file uses, by the first word of its name."""
 
@@ -24,5 +25,5 @@ def test_a_file_is_a_task_with_modules_of_its_library(path: Path) -> None:
     assert LIBRARIES[path.stem.partition("_")[0]] in packages
 
 
-def test_there_are_25_modules() -> None:
-    assert len(FILES) == 25
+def test_a_folder_has_25_modules() -> None:
+    assert [len(list(folder.glob("*.py"))) for folder in FOLDERS] == [25, 25]
