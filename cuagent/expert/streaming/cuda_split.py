@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 
-from cuagent.expert.streaming.cuda_text import JOIN, CudaText
+from cuagent.expert.streaming.cuda_text import CudaText
 from cuagent.expert.streaming.expressions import identifier
-from cuagent.expert.streaming.extreme_places import PLACE
 from cuagent.expert.streaming.group import LONG_ROW
 from cuagent.expert.streaming.stages import Stage
 
@@ -130,13 +129,7 @@ class SplitSchedules(CudaText):
             node.name: f"workspace[({k} * {group.rows} + row) * BLOCKS + part]"
             for k, node in enumerate(stage.reduces)
         }
-        for node in stage.reduces:
-            word = identifier(node.name)
-            if place := self.places.get(node.name):
-                words = f"{word}, {identifier(place.name)}, {parts[node.name]}, {parts[place.name]}"
-                w(f"join_place<{JOIN[node.op]}>({words});")
-            elif node.op != PLACE:
-                w(f"{word} = {JOIN[node.op]}::join({word}, {parts[node.name]});")
+        self._join_values(stage, parts)
         w.close()
         self._join_threads(stage, "reduce_block", "THREADS")
         self._row_values(self.plan.stages[1])

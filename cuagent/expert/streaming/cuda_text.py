@@ -273,6 +273,17 @@ class CudaText(KernelText):
             elif node.op != PLACE:
                 self.w(f"{word} = {function}<{JOIN[node.op]}, {count}>({word});")
 
+    def _join_values(self, stage: Stage, parts: Mapping[str, str]) -> None:
+        """Write the joins of the results so far with one part of each; `parts` has the C++
+        expressions of the parts by the reductions' names."""
+        for node in stage.reduces:
+            word, part = identifier(node.name), parts[node.name]
+            if place := self.places.get(node.name):
+                words = f"{word}, {identifier(place.name)}, {part}, {parts[place.name]}"
+                self.w(f"join_place<{JOIN[node.op]}>({words});")
+            elif node.op != PLACE:
+                self.w(f"{word} = {JOIN[node.op]}::join({word}, {part});")
+
     def _row_values(self, stage: Stage) -> None:
         for node in stage.row_nodes:
             self._declare(node, "")

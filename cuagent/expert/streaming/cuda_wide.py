@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import math
 
-from cuagent.expert.streaming.cuda_text import JOIN, CudaText
+from cuagent.expert.streaming.cuda_text import CudaText
 from cuagent.expert.streaming.expressions import identifier
-from cuagent.expert.streaming.extreme_places import PLACE
 from cuagent.expert.streaming.stages import Stage
 
 WIDTH, LANES = 256, 4
@@ -102,13 +101,7 @@ class WideColumnSchedule(CudaText):
         w.pragma("unroll 8")
         w.open("for (int part = 0; part < PARTS; ++part)")
         parts = {node.name: self._part(k, "part") for k, node in enumerate(stage.reduces)}
-        for node in stage.reduces:
-            word = identifier(node.name)
-            if place := self.places.get(node.name):
-                words = f"{word}, {identifier(place.name)}, {parts[node.name]}, {parts[place.name]}"
-                w(f"join_place<{JOIN[node.op]}>({words});")
-            elif node.op != PLACE:
-                w(f"{word} = {JOIN[node.op]}::join({word}, {parts[node.name]});")
+        self._join_values(stage, parts)
         w.close()
         self._row_values(self.plan.stages[1])
         for name in self._row_outputs():
