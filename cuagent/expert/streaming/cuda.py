@@ -76,7 +76,7 @@ is then done once, and the elements that other threads of the warp need are in t
 
 
 SHORT_VECTORS = True
-"""True if a thread stores a short row at once, even where it cannot load it at once."""
+"""True if a thread stores a short row as one vector, even where it loads single elements."""
 WHOLE_SECTORS = True
 """True if vectors are short enough that each access of a warp reads or writes whole sectors."""
 
