@@ -52,14 +52,14 @@ def stop(pid: int, subreaper: int, sessions: Collection[int]) -> set[int]:
     for scan in range(MAX_SCANS):
         _send(pid, signal.SIGSTOP, group=True)
         daemons = set(_children(subreaper)) - set(sessions)
-        daemons |= {process for daemon in daemons for process in _descendants(daemon)}
-        descendants = set(_descendants(pid))
-        found = descendants | daemons
-        if not found and not (len(_threads(pid)) > 1 and _runs(pid)):
+        daemons |= {process for daemon in daemons for process in descendants(daemon)}
+        own = set(descendants(pid))
+        found = own | daemons
+        if not found and not (len(threads(pid)) > 1 and _runs(pid)):
             return set()
         for process in found:
             _send(process, signal.SIGSTOP)
-        outside = {process for process in descendants if _group(process) != pid}
+        outside = {process for process in own if _group(process) != pid}
         if found == before and not any(map(_runs, (pid, *found))):
             return outside
         before = found
@@ -79,27 +79,28 @@ def resume(pid: int, outside_group: Collection[int]) -> None:
 def process_tree(pid: int, subreaper: int, sessions: Collection[int]) -> set[int]:
     """Return the ids of `pid`, its descendants and its daemons. Parameters as in `stop`."""
     daemons = set(_children(subreaper)) - set(sessions)
-    return {process for one in (pid, *daemons) for process in (one, *_descendants(one))}
+    return {process for one in (pid, *daemons) for process in (one, *descendants(one))}
 
 
-def _descendants(pid: int) -> Iterator[int]:
+def descendants(pid: int) -> Iterator[int]:
+    """Yield the processes that `pid` has started, those that they have started, and so on."""
     for child in _children(pid):
         yield child
-        yield from _descendants(child)
+        yield from descendants(child)
 
 
 def _children(pid: int) -> list[int]:
     """Return the child processes of all threads of `pid`; [] if `pid` has ended or the kernel does
     not list children."""
     found: list[int] = []
-    for thread in _threads(pid):
+    for thread in threads(pid):
         with contextlib.suppress(OSError):
             found += map(int, (thread / "children").read_text().split())
     return found
 
 
 def _runs(pid: int) -> bool:
-    for thread in _threads(pid):
+    for thread in threads(pid):
         with contextlib.suppress(OSError):
             # The state follows the process name, which stands in parentheses and may hold any text.
             if (thread / "stat").read_text().rpartition(")")[2].split()[0] in RUNNING:
@@ -107,7 +108,9 @@ def _runs(pid: int) -> bool:
     return False
 
 
-def _threads(pid: int) -> list[Path]:
+def threads(pid: int) -> list[Path]:
+    """Return the folders of the kernel with the state of each thread of a process; [] if it has
+    ended."""
     try:
         return list(Path(f"/proc/{pid}/task").iterdir())
     except OSError:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +13,8 @@ import pytest
 
 from cuagent.measure.timing.ahead import OpenedAhead
 from cuagent.worker import SessionEnded, Status
+from cuagent.worker.priority import NICE
+from cuagent.worker.suspend import descendants
 
 
 @pytest.mark.parametrize("fails_in", ["first call", "callback"])
@@ -59,3 +64,26 @@ def test_discarded_baseline_ends_at_once_and_others_go_on() -> None:
     ahead.end()
     assert begun == ["a", "b"]
     assert all(process.wait() != 0 for process in processes.values())
+
+
+def test_compilers_in_the_background_have_a_lower_priority_than_the_process_that_is_timed() -> None:
+    starts_one = "import subprocess; subprocess.run(['sleep', '600'])"
+    process = subprocess.Popen([sys.executable, "-c", starts_one], process_group=0)
+    session: Any = SimpleNamespace(
+        pid=process.pid, close=process.kill, pause=lambda: True, unpause=lambda: None
+    )
+
+    def first_call(name: str, session: Any) -> None:
+        process.wait()
+
+    ahead = OpenedAhead(lambda name: session, first_call, 1, yields=True)
+    ahead.start(["compile"])
+    own, until = os.getpriority(os.PRIO_PROCESS, 0), time.monotonic() + 60
+    while time.monotonic() < until:
+        found = [os.getpriority(os.PRIO_PROCESS, pid) for pid in descendants(process.pid)]
+        if found and min(found) > own:
+            break
+        time.sleep(0.05)
+    assert found == [max(NICE, own)]
+    assert os.getpriority(os.PRIO_PROCESS, process.pid) == own
+    ahead.end()

@@ -19,7 +19,10 @@ from contextlib import contextmanager, suppress
 
 from cuagent.measure.timing.timed_arm import TimedArm
 from cuagent.worker import Session
+from cuagent.worker.priority import lower_compilers
 
+LOWERED_EVERY_S = 0.5
+"""Seconds between two searches for new compilers."""
 Begin = Callable[[str], Session]
 """Function that forks the process of the baseline with the given name. Raises ForkServerError."""
 FirstCall = Callable[[str, Session], None]
@@ -32,10 +35,19 @@ Opened = Callable[[str, float], None]
 
 class OpenedAhead:
     """Baselines whose processes start in the background. `take` hands one to the caller; `end`
-    kills all others."""
+    kills all others.
+
+    With `yields` their compilers leave the processors to others that want them.
+    """
 
     def __init__(
-        self, begin: Begin, first_call: FirstCall, workers: int, opened: Opened = lambda *_: None
+        self,
+        begin: Begin,
+        first_call: FirstCall,
+        workers: int,
+        opened: Opened = lambda *_: None,
+        *,
+        yields: bool = False,
     ) -> None:
         self._begin, self._first_call, self._opened = begin, first_call, opened
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="cuagent-opening")
@@ -49,6 +61,8 @@ class OpenedAhead:
         self._ended = False
         self._discarded: set[str] = set()
         self._paused_s = self._stopped_at = 0.0
+        self._yields = yields
+        self._finished = threading.Event()
 
     def start(self, names: Sequence[str]) -> None:
         """Start these baselines in the background, in this order; skip those that were started
@@ -56,6 +70,19 @@ class OpenedAhead:
         for name in names:
             if name not in self._futures and not self._ended:
                 self._futures[name] = self._pool.submit(self._open, name)
+        if self._yields and names:
+            self._yields = False  # one thread suffices
+            threading.Thread(target=self._lower_compilers, daemon=True).start()
+
+    def _lower_compilers(self) -> None:
+        """Lower the priority of the compilers that the processes start, until `end`."""
+        while not self._finished.wait(LOWERED_EVERY_S):
+            if not self._running.is_set():  # a timing runs, which this thread would disturb
+                continue
+            with self._opening:
+                opening = [session.pid for session in self._sessions.values()]
+            for pid in opening:
+                lower_compilers(pid)
 
     def __contains__(self, name: str) -> bool:
         return name in self._futures
@@ -157,6 +184,7 @@ class OpenedAhead:
 
         A second call does nothing.
         """
+        self._finished.set()
         with self._opening:
             self._ended = True
             for session in self._sessions.values():

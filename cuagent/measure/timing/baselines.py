@@ -122,7 +122,11 @@ class Baselines:
                 session.block(batch.lent, batch.outputs, call, deadline_s=COMPILE_S)
 
             self._ahead = OpenedAhead(
-                self._fork, first_call, OPENED_AT_ONCE[self.device], self._count_opening
+                self._fork,
+                first_call,
+                OPENED_AT_ONCE[self.device],
+                self._count_opening,
+                yields=True,
             )
         self._ahead.start([n for n in names if n not in self._warm and n not in self.failed])
 
