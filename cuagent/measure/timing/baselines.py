@@ -126,7 +126,7 @@ class Baselines:
                 first_call,
                 OPENED_AT_ONCE[self.device],
                 self._count_opening,
-                yields=True,
+                yields=self.device is Device.CUDA,
             )
         self._ahead.start([n for n in names if n not in self._warm and n not in self.failed])
 
