@@ -11,6 +11,8 @@ from cuagent.expert.graph.graph import Node, Shape, contiguous_strides
 
 Order = tuple[int, ...]
 """Dimensions of a value, outermost in memory first."""
+CHANNELS_LAST: Order = (0, 2, 3, 1)
+"""Order of the dimensions of images in channels-last layout."""
 
 
 def order_of(shape: Sequence[int], strides: Sequence[int]) -> Order | None:
