@@ -26,7 +26,7 @@ def linears_to_channels(graph: Graph, target: Target, keep: frozenset[str]) -> G
     """
     if target.device != "cuda" or target.capability < (8, 0):
         return graph
-    users, strided = graph.users(), _before_strided_results(graph)
+    users, strided = graph.users(), _before_strided_results(graph) | _before_last(graph)
     replaced: dict[str, list[Node]] = {}
     for node in graph.nodes:
         if node.origin in keep or not _qualifies(graph, node):
@@ -48,6 +48,27 @@ def _before_strided_results(graph: Graph) -> frozenset[str]:
     }
     for node in reversed(graph.nodes):
         if node.name in needed:
+            needed.update(node.inputs)
+    return frozenset(needed)
+
+
+def _before_last(graph: Graph) -> frozenset[str]:
+    """Return the names of all nodes whose values elementwise operations and permutations bring into
+    an output in another order of dimensions, the argument of a depthwise convolution in
+    channels-last layout, or an operation with another value in that layout.
+
+    The product's own order is then the one in which its result is read.
+    """
+    orders = zip(graph.outputs, graph.orders, strict=False)
+    needed = {name for name, order in orders if order}
+    for node in reversed(graph.nodes):
+        if node.kind is Kind.DEPTHWISE and node.spec.follows:
+            needed.add(str(node.args[0]))
+        elif node.kind is Kind.POINTWISE:
+            last = [a for a in node.inputs if a in graph.last and graph.node(a).size == node.size]
+            if node.name in needed or len(last) > 1:
+                needed.update(node.inputs)
+        elif node.kind is Kind.STRIDED and node.name in needed:
             needed.update(node.inputs)
     return frozenset(needed)
 

@@ -81,9 +81,10 @@ def _qualifies(node: Node, graph: Graph, device: str) -> bool:
 
 
 def _follows(node: Node, graph: Graph, device: str) -> bool:
-    """Return True if a kernel can compute this convolution in channels-last order."""
+    """Return True if a kernel can compute this convolution in channels-last layout, which the
+    argument has in the reference."""
     x = graph.node(str(node.args[0]))
-    return device == "cuda" and len(node.shape) == 4 and node.shape[1] == x.shape[1]
+    return device == "cuda" and x.name in graph.last and node.shape[1] == x.shape[1]
 
 
 def _depthwise(node: Node, graph: Graph, device: str) -> Node:

@@ -105,8 +105,8 @@ class Depthwise:
     multiplier: int
     """Number of output channels for each input channel."""
     follows: bool = False
-    """True if the result may take the channels-last order of the argument; `dims` tell the order.
-    """
+    """True if the result takes the order of an argument in channels-last layout; `dims` then are
+    (1, 2)."""
 
 
 class Kind(StrEnum):
@@ -252,6 +252,9 @@ class Graph:
     output_strides: tuple[tuple[int, ...], ...] = ()
     """Strides of each output in the reference's result, in elements; () unless some values have
     permuted dimensions."""
+    last: frozenset[str] = frozenset()
+    """Names of values that the reference has in channels-last layout. For the result of a
+    convolution the trace may be wrong, and not contain that layout."""
     parts: dict[str, Part] = field(default_factory=dict)
     """Location of each value that is in the memory of a concatenation; others have their own."""
 
