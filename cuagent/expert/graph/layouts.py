@@ -36,6 +36,9 @@ from cuagent.expert.graph.orders import (
     permuted,
 )
 
+OWN = "own "
+"""Start of the text of a call that a generated kernel computes. It stores the result in the given
+order."""
 READ_IN_PLACE = (Kind.WINDOW, Kind.GATHER, Kind.TAKE)
 """Kinds of nodes without memory of their own (kernels read their argument). A view cannot reshape
 them."""
@@ -252,6 +255,8 @@ class _Layouts:
         shape = permuted(node.shape, order)
         if node.kind is Kind.INPUT:
             return self._add(replace(node, shape=shape)), order
+        if node.op.startswith(OWN):
+            return self._add(replace(node, shape=shape, order=())), order
         # Memory may have another layout than the traced one; the copy is made only then.
         call = f"torch.permute({node.op}, {order}).contiguous()"
         spec = node.spec.stored_in(order) if isinstance(node.spec, Einsum) else node.spec
