@@ -24,7 +24,7 @@ from cuagent.expert.graph.lowering import (
     shape_of,
     value_of,
 )
-from cuagent.expert.graph.orders import has_layouts, order_of_value
+from cuagent.expert.graph.orders import CHANNELS_LAST, has_layouts, order_of_value
 from cuagent.expert.rules.library import doubled, library, literal
 
 MAX_CONSTANT = 64
@@ -78,7 +78,29 @@ def lower(
     }
     template = _filled(captured.template, words)
     made = Graph(tuple(low.nodes), tuple(names), inputs, template, tuple(orders))
-    return replace(made, output_strides=tuple(strides) if low.layouts else ()).live()
+    if not low.layouts:
+        return made.live()
+    last = {
+        str(low.values[fx.name])
+        for fx in captured.nodes
+        if fx.name in low.values and order_of_value(fx.meta.get("val")) == CHANNELS_LAST
+    }
+    return replace(made, output_strides=tuple(strides), last=_channels_last(made, last)).live()
+
+
+def _channels_last(graph: Graph, traced: set[str]) -> frozenset[str]:
+    """Return the names of the values that the reference has in channels-last layout: those that the
+    trace has so (`traced`), and results of convolutions and elementwise operations on them."""
+    found = set(traced)
+    for node in graph.nodes:
+        if node.op.startswith("F.conv2d(") and node.args[0] in found:
+            found.add(node.name)
+        elif node.kind is Kind.POINTWISE:
+            # Of operands in different layouts the first one decides.
+            whole = (a for a in node.inputs if graph.node(a).shape == node.shape)
+            if next(whole, "") in found:
+                found.add(node.name)
+    return frozenset(found)
 
 
 def _filled(template: str, words: Sequence[str]) -> str:

@@ -24,7 +24,7 @@ from cuagent.expert.convolutions import library as library_convolutions
 from cuagent.expert.convolutions.averages import average_before_convolutions
 from cuagent.expert.convolutions.copies import with_copies
 from cuagent.expert.convolutions.library import Layout
-from cuagent.expert.convolutions.linears import linears_to_channels
+from cuagent.expert.convolutions.linears import linears_of_channels, linears_to_channels
 from cuagent.expert.convolutions.match import with_convolutions
 from cuagent.expert.convolutions.one_place import without_places
 from cuagent.expert.convolutions.operands import copy_operands
@@ -216,6 +216,8 @@ def _rewritten(
     graph = transpose_weights(graph, target.device, kept)
     # torch.compile does not take these calls with weights that are not packed.
     graph = graph if options.compile else by_onednn(graph, target.device, kept)
+    if options.products:
+        graph = linears_of_channels(graph, target, kept)
     graph = with_layouts(read_before_widening(graph))
     return store_moved_parameters(graph, target.device)
 

@@ -48,6 +48,27 @@ def get_inputs(): return [torch.randn({shape}).to(torch.{dtype})]
 def get_init_inputs(): return []
 """
 
+MIXED = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(18, 40, bias={bias}), nn.Linear(40, 18)
+        self.to(torch.{dtype})
+    def forward(self, x):
+        h = F.gelu(self.a((x * 2){there})) * 3
+        return x + {back}
+def get_inputs(): return [torch.randn({shape}).to(torch.{dtype})]
+def get_init_inputs(): return []
+"""
+TOKEN, PLACE = "3, 18, 50", "2, 18, 5, 9"
+MIXERS = {
+    "tokens": (".transpose(1, 2)", "self.b(h).transpose(1, 2)", TOKEN),
+    "images": (".permute(0, 2, 3, 1)", "self.b(h).permute(0, 3, 1, 2)", PLACE),
+}
+
 
 def made(path, text: str):
     (path / "task.py").write_text(text)
@@ -98,6 +119,45 @@ def test_moved_linear_layer_agrees_with_fp64(tmp_path, monkeypatch, interpreted,
     text = TOKENS.format(dtype="float16", moved=f"{moved}.contiguous()", shape=shape)
     candidate = made(tmp_path, text)
     assert "samples" in candidate.files["model_new.py"]
+    interpreted(candidate)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_layers_between_two_permutations_are_two_kernels(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(linears, "LEAST_OPERATIONS", 0)
+    there, back, shape = MIXERS[name]
+    text = MIXED.format(bias=True, dtype="bfloat16", there=there, back=back, shape=shape)
+    candidate = made(tmp_path, text)
+    forward = candidate.files["model_new.py"].rpartition("def forward")[2]
+    assert (candidate.launches, len(candidate.kernels)) == (3, 2)
+    assert not any(word in forward for word in ("F.", "permute", "transpose(", "movedim"))
+
+
+@pytest.mark.parametrize(
+    "back",
+    ["self.b(h).sum() + h[:, :50, :18].transpose(1, 2)", "self.b(h + h.sum(-1, True)).sum()"],
+)
+def test_other_readers_keep_the_layer_of_permuted_channels(tmp_path, monkeypatch, back):
+    monkeypatch.setattr(linears, "LEAST_OPERATIONS", 0)
+    text = MIXED.format(
+        bias=True, dtype="bfloat16", there=MIXERS["tokens"][0], back=back, shape=TOKEN
+    )
+    candidate = made(tmp_path, text)
+    assert candidate is None or "samples" not in candidate.files["model_new.py"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("name", MIXERS)
+def test_layers_between_permutations_agree_with_fp64(
+    tmp_path, monkeypatch, interpreted, name, bias
+):
+    monkeypatch.setattr(linears, "LEAST_OPERATIONS", 0)
+    there, back, shape = MIXERS[name]
+    text = MIXED.format(bias=bias, dtype="float16", there=there, back=back, shape=shape)
+    candidate = made(tmp_path, text)
+    assert candidate.files["model_new.py"].count(" channels.") == 2
     interpreted(candidate)
 
 

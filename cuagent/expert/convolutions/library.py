@@ -20,6 +20,7 @@ from cuagent.expert.convolutions.qualify import LARGE, copy_call, qualifies
 from cuagent.expert.convolutions.stacked import stack_convolutions
 from cuagent.expert.edits import PREPARATIONS
 from cuagent.expert.graph.graph import JOIN, Graph, Kind, Node
+from cuagent.expert.graph.orders import CHANNELS_LAST
 
 WEIGHT = "{0}.movedim(1, -1).contiguous()  "
 FORMATS = {4: "torch.channels_last", 5: "torch.channels_last_3d"}
@@ -82,6 +83,8 @@ def arrange(graph: Graph, device: str, keep: frozenset[str], layout: Layout) -> 
             _without_bias,
         )
     users, on_cpu = graph.users(), device == "cpu"
+    if device == "cuda" and layout is Layout.CAPTURED:
+        graph = replace(graph, nodes=tuple(_as_returned(graph, n) for n in graph.nodes))
     nodes: list[Node] = []
     for node in graph.nodes:
         readers = [r for u in users[node.name] for r in (_readers(u, users) if on_cpu else [u])]
@@ -100,6 +103,15 @@ def arrange(graph: Graph, device: str, keep: frozenset[str], layout: Layout) -> 
         else:
             nodes += _without_bias(graph, node) if read and len(node.args) > 2 else [node]
     return replace(graph, nodes=tuple(nodes))
+
+
+def _as_returned(graph: Graph, node: Node) -> Node:
+    """Return a convolution of an argument in channels-last layout with a result in that layout, as
+    cuDNN returns it; the trace on a GPU says contiguous."""
+    call = node.kind is Kind.LIBRARY and node.op.startswith("F.conv2d(")
+    if call and node.contiguous and node.args[0] in graph.last:
+        return replace(node, order=CHANNELS_LAST)
+    return node
 
 
 def _readers(node: Node, users: dict[str, list[Node]]) -> list[Node]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 
 from cuagent.expert.anchored.values import address
+from cuagent.expert.depthwise import cuda_last
 from cuagent.expert.depthwise.match import DepthwiseText, place
 from cuagent.expert.graph.graph import ITEM_BYTES, Kind, Window
 from cuagent.expert.graph.storage import NestError, storage
@@ -36,6 +37,9 @@ LEAST_THREADS = 1 << 17
 
 def generate(request: Request) -> KernelCall:
     """Return the kernel of a group with a depthwise convolution."""
+    anchor = next(n for n in request.group.nodes if n.kind is Kind.DEPTHWISE)
+    if anchor.dims[0] == 1:
+        return cuda_last.generate(request)
     kernel = _Depthwise(request)
     return cuda_call(request, kernel.text(), kernel.values.tensors_read, kernel.includes)
 

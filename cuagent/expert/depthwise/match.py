@@ -11,7 +11,17 @@ from dataclasses import replace
 
 from cuagent.expert.anchored.values import Index, Values
 from cuagent.expert.convolutions.convolution import settings_of
-from cuagent.expert.graph.graph import Depthwise, Graph, Kind, Node, Window, contiguous_strides
+from cuagent.expert.edits import PREPARATIONS
+from cuagent.expert.graph.graph import (
+    TAPS,
+    Depthwise,
+    Graph,
+    Kind,
+    Node,
+    Window,
+    contiguous_strides,
+)
+from cuagent.expert.graph.orders import CHANNELS_LAST
 from cuagent.expert.kernel import Request
 from cuagent.expert.streaming.text import Writer
 
@@ -20,6 +30,7 @@ MAX_TAPS = {"cuda": 128, "cpu": 128}
 MAX_TAPS_OF_SOLID = 25
 """`MAX_TAPS` for three dimensions on the CPU, where the kernel has no sums in registers."""
 CALLS = ("F.conv1d(", "F.conv2d(", "F.conv3d(")
+PREPARATIONS |= {TAPS}
 
 
 def with_depthwise(graph: Graph, device: str, keep: frozenset[str]) -> Graph:
@@ -27,7 +38,7 @@ def with_depthwise(graph: Graph, device: str, keep: frozenset[str]) -> Graph:
     `DEPTHWISE`.
     """
     nodes = tuple(
-        _depthwise(n, graph) if n.origin not in keep and _qualifies(n, graph, device) else n
+        _depthwise(n, graph, device) if n.origin not in keep and _qualifies(n, graph, device) else n
         for n in graph.nodes
     )
     return _without_slices(replace(graph, nodes=nodes))
@@ -56,7 +67,9 @@ def _without_slices(graph: Graph) -> Graph:
 
 
 def _qualifies(node: Node, graph: Graph, device: str) -> bool:
-    if node.kind is not Kind.LIBRARY or not node.op.startswith(CALLS) or not node.contiguous:
+    if node.kind is not Kind.LIBRARY or not node.op.startswith(CALLS):
+        return False
+    if not node.contiguous and not (_follows(node, graph, device) and node.order == CHANNELS_LAST):
         return False
     x, weight = graph.node(str(node.args[0])), graph.node(str(node.args[1]))
     settings = settings_of(node)
@@ -67,7 +80,14 @@ def _qualifies(node: Node, graph: Graph, device: str) -> bool:
     return whole and depthwise and math.prod(weight.shape[2:]) <= most
 
 
-def _depthwise(node: Node, graph: Graph) -> Node:
+def _follows(node: Node, graph: Graph, device: str) -> bool:
+    """Return True if a kernel can compute this convolution in channels-last layout, which the
+    argument has in the reference."""
+    x = graph.node(str(node.args[0]))
+    return device == "cuda" and x.name in graph.last and node.shape[1] == x.shape[1]
+
+
+def _depthwise(node: Node, graph: Graph, device: str) -> Node:
     x, weight = graph.node(str(node.args[0])), graph.node(str(node.args[1]))
     settings = settings_of(node)
     sides = tuple(
@@ -87,7 +107,9 @@ def _depthwise(node: Node, graph: Graph) -> Node:
         kind=Kind.DEPTHWISE,
         op="depthwise",
         dims=tuple(range(2, len(node.shape))),
-        spec=Depthwise(sides, node.shape[1] // x.shape[1]),
+        contiguous=True,
+        order=(),
+        spec=Depthwise(sides, node.shape[1] // x.shape[1], _follows(node, graph, device)),
     )
 
 

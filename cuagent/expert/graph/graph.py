@@ -104,6 +104,9 @@ class Depthwise:
     """One `Window` for each spatial dimension of the convolution."""
     multiplier: int
     """Number of output channels for each input channel."""
+    follows: bool = False
+    """True if the result takes the order of an argument in channels-last layout; `dims` then are
+    (1, 2)."""
 
 
 class Kind(StrEnum):
@@ -146,7 +149,8 @@ class Kind(StrEnum):
     """Interpolated values of `args[0]` along `dims`; `spec` has one `Scale` for each dimension."""
     DEPTHWISE = "depthwise"
     """A depthwise convolution of `args[0]` with the weight `args[1]` and, if given, the bias
-    `args[2]`; `spec` is a `Depthwise`."""
+    `args[2]`, along `dims`; `spec` is a `Depthwise`. In channels-last order the last dimension has
+    the channels, and the weight has the shape (taps, channels)."""
     RECURRENCE = "recurrence"
     """All steps of a recurrent cell (`op`: gru, lstm, ...); the value is the state h after each
     step.
@@ -225,6 +229,8 @@ class Part:
     strides: tuple[int, ...]
 
 
+TAPS = "{0}.flatten(1).t().contiguous()"
+"""Text of a call that returns the weight of a depthwise convolution as (taps, channels)."""
 JOIN = "torch.cat("
 """Start of the text of a library call that concatenates. With `dims`, kernels may write its
 arguments into its memory (`Graph.parts`)."""
@@ -246,6 +252,9 @@ class Graph:
     output_strides: tuple[tuple[int, ...], ...] = ()
     """Strides of each output in the reference's result, in elements; () unless some values have
     permuted dimensions."""
+    last: frozenset[str] = frozenset()
+    """Names of values that the reference has in channels-last layout. For the result of a
+    convolution the trace may be wrong, and not contain that layout."""
     parts: dict[str, Part] = field(default_factory=dict)
     """Location of each value that is in the memory of a concatenation; others have their own."""
 

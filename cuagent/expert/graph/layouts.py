@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from cuagent.expert.einsums.contraction import Einsum
 from cuagent.expert.graph.graph import (
     JOIN,
+    TAPS,
     Graph,
     Kind,
     Node,
@@ -26,6 +27,7 @@ from cuagent.expert.graph.graph import (
     reshaped,
 )
 from cuagent.expert.graph.orders import (
+    CHANNELS_LAST,
     Order,
     by_stride,
     inverse,
@@ -34,6 +36,9 @@ from cuagent.expert.graph.orders import (
     permuted,
 )
 
+OWN = "own "
+"""Start of the text of a call that a generated kernel computes. It stores the result in the given
+order."""
 READ_IN_PLACE = (Kind.WINDOW, Kind.GATHER, Kind.TAKE)
 """Kinds of nodes without memory of their own (kernels read their argument). A view cannot reshape
 them."""
@@ -193,6 +198,8 @@ class _Layouts:
             case kind if kind in FOLLOWING:
                 found, order = self.known[node.inputs[0]]
                 return self._follow(node, found, order)
+            case Kind.DEPTHWISE if node.spec.follows:
+                return self._depthwise(node)
         return self._add(self._in_order(node)), ()
 
     def _follow(self, node: Node, found: str, order: Order) -> tuple[str, Order]:
@@ -205,6 +212,24 @@ class _Layouts:
             spec = tuple(sides[d] for d in dims)
         shape = permuted(node.shape, order)
         return self._add(replace(node, args=(found,), shape=shape, dims=dims, spec=spec)), order
+
+    def _depthwise(self, node: Node) -> tuple[str, Order]:
+        """Add a depthwise convolution in the order of its argument, if that is channels-last."""
+        found, order = self.known[node.inputs[0]]
+        if order != CHANNELS_LAST:
+            return self._add(self._in_order(node)), ()
+        weight = self.by_name[self._to(str(node.args[1]), ())]
+        taps = (weight.size // weight.shape[0], weight.shape[0])
+        name = self._add(
+            Node(
+                self._new(f"{node.name}_taps"), Kind.LIBRARY, TAPS, (weight.name,), taps,
+                weight.dtype, origin=node.origin,
+            )
+        )  # fmt: skip
+        biases = (self._to(str(a), ()) for a in node.args[2:])
+        shape = permuted(node.shape, order)
+        args = (found, name, *biases)
+        return self._add(replace(node, args=args, shape=shape, dims=(1, 2))), order
 
     def _in_order(self, node: Node) -> Node:
         """Return `node` with arguments whose dimensions are in the order of the old graph."""
@@ -230,6 +255,8 @@ class _Layouts:
         shape = permuted(node.shape, order)
         if node.kind is Kind.INPUT:
             return self._add(replace(node, shape=shape)), order
+        if node.op.startswith(OWN):
+            return self._add(replace(node, shape=shape, order=())), order
         # Memory may have another layout than the traced one; the copy is made only then.
         call = f"torch.permute({node.op}, {order}).contiguous()"
         spec = node.spec.stored_in(order) if isinstance(node.spec, Einsum) else node.spec

@@ -11,6 +11,8 @@ from cuagent.expert.graph.graph import Node, Shape, contiguous_strides
 
 Order = tuple[int, ...]
 """Dimensions of a value, outermost in memory first."""
+CHANNELS_LAST: Order = (0, 2, 3, 1)
+"""Order of the dimensions of images in channels-last layout."""
 
 
 def order_of(shape: Sequence[int], strides: Sequence[int]) -> Order | None:
@@ -43,19 +45,18 @@ def order_of_value(value: Any) -> Order:
 
 
 def has_layouts(nodes: Sequence[Any]) -> bool:
-    """Return True if an input, a convolution's result or a computed output has permuted dimensions.
+    """Return True if an input, a convolution's argument or result, or a computed output has
+    permuted dimensions.
 
     For an output that only views another value's memory, that value counts: the view's strides
     follow from its order.
     """
     outputs = {_viewed_value(fx) for fx in nodes[-1].args[0] if hasattr(fx, "op")}
-    return any(
-        order_of_value(fx.meta.get("val"))
-        for fx in nodes
-        if (fx.op == "placeholder" and fx.users)
-        or ".conv" in str(fx.target)
-        or (fx in outputs and fx.op == "call_function")
-    )
+    layers = [fx for fx in nodes if ".conv" in str(fx.target)]
+    found = [*layers, *(fx.args[0] for fx in layers)]
+    found += [fx for fx in nodes if fx.op == "placeholder" and fx.users]
+    found += [fx for fx in outputs if fx.op == "call_function"]
+    return any(order_of_value(fx.meta.get("val")) for fx in found)
 
 
 def _viewed_value(fx: Any) -> Any:
