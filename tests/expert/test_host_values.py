@@ -10,7 +10,7 @@ from agreement import assert_agrees  # type: ignore[import-not-found]
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cuagent.expert.candidate import Options
-from cuagent.expert.capture.editing import Edit
+from cuagent.expert.capture.editing import Edit, called
 from cuagent.expert.capture.host_values import constant_scalars, device_of, number_of
 from cuagent.expert.capture.subject import Subject, Target, open_subject
 from cuagent.expert.plan import plan_method
@@ -38,7 +38,7 @@ NUMBERS = {
     "filled": "return (x.exp() + 1).masked_fill(x > 0, self.limit * 2)",
     "chosen": "return torch.where(x > 0, torch.tensor(2.0), x.exp() + 1)",
     "a limit": "return x.exp().clamp(max=self.limit * 4) + 1",
-    "moved": "return (x / torch.tensor(4.0).to(s.device)).exp() + 1",
+    "moved": "return (x / torch.tensor(4).to(s.device, x.dtype)).exp() + 1",
 }
 CALLS = {
     "not a number": "return (x * torch.tensor(float('nan'))).exp() + 1",
@@ -46,7 +46,7 @@ CALLS = {
     "an input": "return (self.norm(x * s) + 1).exp()",
     "arithmetic on an input": "return (self.norm(x * (s * 2 + 1).sqrt()) + 1).exp()",
     "an index": "return (x[self.places] + 1).exp() * 2",
-    "copied to the GPU": "return ((x[:3, 0] + self.places.to(x.device)) * 2).exp()",
+    "copied to the GPU": "return ((x[:3, 0] + self.places.to(x.device, x.dtype)) * 2).exp()",
 }
 
 
@@ -56,7 +56,7 @@ def text_of(body: str) -> str:
 
 def on_gpu(subject: Subject, device: str = "cuda:0", hosts: tuple[str, ...] = ("s",)) -> Subject:
     """Return the subject as if it was captured on a GPU: constants, inputs in `hosts` and what is
-    computed from these alone are in the CPU's memory."""
+    computed from these alone are in the CPU's memory, and casts copy to the GPU's."""
     captured, mode = subject.captured, FakeTensorMode()
     edit = Edit(captured)
     for node in edit.nodes:
@@ -66,7 +66,7 @@ def on_gpu(subject: Subject, device: str = "cuda:0", hosts: tuple[str, ...] = ("
         host = node.op == "placeholder" and (node.name in captured.constants or node.name in hosts)
         sources = {device_of(source) for source in node.all_input_nodes}
         host |= node.op == "call_function" and (sources == {"cpu"} or not (sources or value.ndim))
-        if node.kwargs.get("device") and len(captured.nodes) and sources:
+        if called(node) == "_to_copy":
             node.kwargs = {**node.kwargs, "device": torch.device(device)}
             host = False
         with mode:

@@ -15,10 +15,11 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
+from cuagent.expert.attention.heads import match_of_call
 from cuagent.expert.attention.kernel import fills_few_rows, has_kernel
 from cuagent.expert.attention.masks import Mask, kernel_steps, mask_of
 from cuagent.expert.attention.operators import scored_attention
-from cuagent.expert.attention.products import BatchedProduct, Operand, batched_product
+from cuagent.expert.attention.products import Operand, batched_product
 from cuagent.expert.attention.repeats import RANK, grouped
 from cuagent.expert.attention.replacement import Match, placed, replace_match
 from cuagent.expert.attention.scores import Scores, copied, read_scores
@@ -185,7 +186,7 @@ def _by_kernel(edit: Edit, node: Any, target: Target, own: Own) -> bool:
     steps: tuple[tuple[Any, ...], ...] = (("scale", options["scale"]),)
     steps += (("causal", -math.inf),) if options.get("is_causal") else ()
     edit.graph.inserting_before(node)
-    match = _of_call(node, query, key, value)
+    match = match_of_call(node, query, key, value)
     replace_match(edit, match, (query, key, value), Mask(), {"steps": steps}, scored_attention)
     return True
 
@@ -203,13 +204,6 @@ def _options_of(edit: Edit, node: Any) -> dict[str, Any] | None:
     return options | ({"is_causal": True} if causal else {})
 
 
-def _of_call(node: Any, query: Any, key: Any, value: Any) -> Match:
-    """Return the match of an attention call with these operands."""
-    straight = tuple(range(RANK))
-    product = BatchedProduct(Operand(query, straight), Operand(key, straight), straight)
-    return Match(node, node, Scores(product), Operand(value, straight), straight)
-
-
 def _without_copies(edit: Edit, node: Any, target: Target) -> bool:
     """Replace an attention call on repeated heads by one that reads the heads before the
     repetition.
@@ -225,5 +219,5 @@ def _without_copies(edit: Edit, node: Any, target: Target) -> bool:
     found = grouped(edit, (query, key, value), options, Mask(mask), target.device)
     if "enable_gqa" not in found[3] or node.kwargs.get("enable_gqa"):
         return False
-    replace_match(edit, _of_call(node, query, key, value), found[:3], Mask(mask), found[3])
+    replace_match(edit, match_of_call(node, query, key, value), found[:3], Mask(mask), found[3])
     return True

@@ -46,7 +46,7 @@ def constant_scalars(captured: Captured) -> dict[str, torch.Tensor]:
             continue
         args, options = torch.fx.map_arg((fx.args, dict(fx.kwargs)), lambda n: known[n.name])
         if operator_name(fx) == "_to_copy":
-            options.pop("device", None)
+            options = {key: value for key, value in options.items() if key != "device"}
         elif device_of(fx) != "cpu":
             continue
         try:
