@@ -15,7 +15,14 @@ from dataclasses import replace
 from typing import Any
 
 from cuagent.expert.capture.export import Captured, CaptureError
-from cuagent.expert.graph.graph import ITEM_BYTES, Graph, Kind, Node
+from cuagent.expert.capture.host_values import (
+    constant_scalars,
+    device_of,
+    is_mixed,
+    number_of,
+    strangers,
+)
+from cuagent.expert.graph.graph import FLOATS, ITEM_BYTES, Graph, Kind, Node
 from cuagent.expert.graph.lowering import (
     LOWERINGS,
     Lowering,
@@ -43,17 +50,22 @@ def lower(
     computed once. `joins` is as in `Lowering`.
     """
     low = Lowering(joins=joins, layouts=has_layouts(captured.nodes))
+    scalars, mixed = constant_scalars(captured), is_mixed(captured)
     for fx in captured.nodes:
         if fx.op == "placeholder":
             _placeholder(low, captured, fx)
         elif fx.op == "call_function":
             low.origin = low.readable_name(fx.name)
+            if fx.name in scalars:
+                low.values[fx.name] = _scalar(low, fx, scalars[fx.name])
+                continue
             if fx.name in constants:
                 low.values[fx.name] = library(low, fx, constant=True)
                 continue
             rule = LOWERINGS.get(operator_name(fx))
-            usable = low.origin not in keep and _loadable(fx)
+            usable = low.origin not in keep and _loadable(low, fx)
             usable = usable and _contiguous_output(captured, fx, low.layouts)
+            usable = usable and not (mixed and _reads_host(low, fx))
             lowered = rule(low, fx) if rule and usable else None
             if lowered is None:
                 low.values[fx.name] = library(low, fx)
@@ -112,13 +124,13 @@ def _filled(template: str, words: Sequence[str]) -> str:
     )
 
 
-def _loadable(fx: Any) -> bool:
-    """Return True if the result and all operands of `fx` are nonempty tensors that kernels can
-    load.
+def _loadable(low: Lowering, fx: Any) -> bool:
+    """Return True if the result and all operands of `fx` are numbers or nonempty tensors that
+    kernels can load.
     """
     if operator_name(fx) == "getitem":
         return True
-    tensors = [fx, *fx.all_input_nodes]
+    tensors = [fx, *(n for n in fx.all_input_nodes if low.values[n.name] not in low.numbers)]
     return all(
         hasattr(value := value_of(t), "shape")
         and dtype_of(t) in ITEM_BYTES
@@ -164,13 +176,40 @@ def _placeholder(low: Lowering, captured: Captured, fx: Any) -> None:
         kind, op = Kind.CONSTANT, _constant(name, captured.constants[name])
     name = low.readable_name(name)
     constant = captured.constants.get(fx.name)
-    if constant is not None and constant.ndim == 0 and constant.dtype.is_floating_point:
-        low.numbers[name] = float(constant)
+    if constant is not None and constant.ndim == 0 and (number := number_of(constant)) is not None:
+        low.numbers[name] = number
     order = order_of_value(fx.meta["val"]) if low.layouts and kind is Kind.INPUT else ()
     dense = kind is not Kind.PARAMETER or bool(value_of(fx).is_contiguous())
     low.values[fx.name] = low.add(
         Node(name, kind, op, (), shape_of(fx), dtype_of(fx), contiguous=dense, order=order)
     )
+
+
+def _scalar(low: Lowering, fx: Any, tensor: Any) -> str:
+    """Add an operator whose result is the constant `tensor`; kernels use its value as a number."""
+    if device_of(fx) == tensor.device.type:
+        text = _constant(low.origin, tensor)
+        name = low.add(Node(low.origin, Kind.CONSTANT, text, (), (), dtype_of(fx)))
+    else:
+        name = library(low, fx)
+    if (number := number_of(tensor)) is not None:
+        low.numbers[name] = number
+    return name
+
+
+def _reads_host(low: Lowering, fx: Any) -> bool:
+    """Return True if a kernel for `fx`, an operator of a module on a GPU, would have to read memory
+    of the CPU, or to write it.
+
+    Constants without dimensions are numbers in a kernel of floating-point arithmetic.
+    """
+    if device_of(fx) == "cpu":
+        return True
+    if not (found := strangers(fx)):
+        return False
+    known = all(low.values[source.name] in low.numbers for source in found)
+    whole = all(low.values[source.name] in low.numbers for source in fx.all_input_nodes)
+    return whole or not known or dtype_of(fx) not in (*FLOATS, "bool")
 
 
 def _constant(name: str, tensor: Any) -> str:

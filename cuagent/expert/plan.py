@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from cuagent.expert.anchored.cluster import clusters
+from cuagent.expert.attention.heads import with_heads_inside
 from cuagent.expert.attention.kernel import with_kernels
 from cuagent.expert.attention.rewrite import Own, with_attention
 from cuagent.expert.attention.unfused import with_expanded
@@ -159,6 +160,8 @@ def _with_library_calls(
         own = own if options.products else Own.NEVER
         captured, names = with_attention(captured, subject.target, own)
         found |= {"one fused call for each attention": names} if names else {}
+    if options.attention and subject.device == "cuda":
+        captured = with_heads_inside(captured)
     if subject.device == "cuda":
         captured = with_row_orders(captured)
     if options.recurrences:

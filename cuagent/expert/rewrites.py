@@ -78,14 +78,17 @@ def _broadcast(shapes: Sequence[Shape]) -> Shape:
 
 
 def share_equal(graph: Graph) -> Graph:
-    """Return the graph with equal floating operations on equal arguments merged.
+    """Return the graph with equal floating operations on equal arguments merged, and equal values
+    that are computed once.
 
     Comparisons, such as those of labels, stay separate, because they cost little.
     """
     editor = Editor(graph)
     first_of: dict[tuple, str] = {}
     for node in graph.nodes:
-        if node.kind not in (Kind.POINTWISE, Kind.REDUCE, Kind.VIEW) or node.dtype not in FLOATS:
+        computed = node.kind in (Kind.POINTWISE, Kind.REDUCE, Kind.VIEW) and node.dtype in FLOATS
+        once = node.kind is Kind.LIBRARY and node.constant
+        if not (computed or once):
             continue
         args = tuple(editor.renamed.get(a, a) if isinstance(a, str) else a for a in node.args)
         key = (node.kind, node.op, args, node.shape, node.dims, node.dtype)

@@ -156,11 +156,14 @@ def view_text(shape: tuple[int, ...]) -> str:
 
 
 def _quick(name: str, expression: str) -> str:
-    """Return a faster Python expression for a parameter, through `_modules` instead of attributes.
+    """Return a faster Python expression for a parameter, through `_modules` instead of attributes
+    and indices, each of which takes some microseconds.
 
-    `name` is its state_dict name. An `expression` other than `self.name` is returned unchanged.
+    `name` is its state_dict name. Other expressions than the attributes and indices of this name
+    are returned unchanged.
     """
     *path, last = name.split(".")
-    if not path or expression != f"self.{name}":
+    usual = "self" + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in path)
+    if not path or expression != f"{usual}.{last}":
         return expression
     return "self" + "".join(f"._modules[{part!r}]" for part in path) + f".{last}"

@@ -131,3 +131,11 @@ def test_constants_can_be_computed_in_each_call(make):
     made = make(text_of("buckets"), "Model", Options(constants=False))
     assert made.candidate.constants == ()
     assert_agrees(made)
+
+
+def test_equal_values_are_computed_once(make):
+    layer = "p = torch.arange(x.shape[1]); x = (x + self.places(p // 2)).tanh(); "
+    text = text_of("positions").replace(BODIES["positions"], layer * 2 + "return x")
+    made = make(text, "Model")
+    assert made.candidate.files["model_new.py"].count("embedding") == 3  # computed, stored twice
+    assert_agrees(made)

@@ -136,6 +136,17 @@ def _is_causal(kept: Any) -> bool:
     return bool((matrix == matrix.new_ones(rows, columns).tril()).all())
 
 
+def is_causal_mask(mask: Any, rows: int, columns: int) -> bool:
+    """Return True if a constant mask of a library call, boolean or added, keeps exactly the keys 0
+    to k of each query k."""
+    if mask.dim() < 2 or tuple(mask.shape[-2:]) != (rows, columns) or rows != columns:
+        return False
+    kept = mask if str(mask.dtype) == "torch.bool" else mask > HUGE
+    if kept is not mask and not bool(((mask == 0) | (mask <= HUGE)).all()):
+        return False
+    return bool((kept == kept.new_ones(rows, columns).tril()).all())
+
+
 def _empty(edit: Edit, kept: Any, added: Any, rank: int) -> Any:
     """Add a boolean tensor that is True at queries all of whose keys are masked or have a bias of
     -inf."""

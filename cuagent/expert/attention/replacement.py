@@ -55,7 +55,7 @@ def replace_match(
     aten = torch.ops.aten
     rank = len(match.order)
     swapped = match.order == (0, 2, 1, 3) and _layout_is_free(edit, match.last)
-    readers = [] if swapped or rank < RANK - 1 else _transposes(edit, match.last, rank)
+    readers = [] if swapped or rank < RANK - 1 else transposes(edit, match.last, rank)
     inside = swapped or bool(readers)
     tensors = operands if mask.tensor is None else (*operands, mask.tensor)
     result = edit.call(function, tensors, {**options, "heads_inside": inside})
@@ -82,7 +82,7 @@ def replace_match(
     edit.replace(match.last, result)
 
 
-def _transposes(edit: Edit, node: Any, rank: int) -> list[Any]:
+def transposes(edit: Edit, node: Any, rank: int) -> list[Any]:
     """Return the readers of `node` if each of them exchanges rows and heads; otherwise an empty
     list.
 

@@ -45,7 +45,7 @@ def constant_values(captured: Captured) -> frozenset[str]:
     found: set[str] = set()
     derived: set[str] = set()
     for fx in captured.nodes:
-        if fx.op != "call_function" or not _repeatable(fx):
+        if fx.op != "call_function" or not is_repeatable(fx):
             continue
         if not all(a.name in fixed for a in fx.all_input_nodes):
             continue
@@ -69,7 +69,7 @@ def _views_before(fx: Any, fixed: set[str]) -> set[str]:
     return names
 
 
-def _repeatable(fx: Any) -> bool:
+def is_repeatable(fx: Any) -> bool:
     """Return True if each call of node `fx` gives the same single tensor of at most `MAX_BYTES`."""
     import torch
 

@@ -2,7 +2,7 @@
 
 The trace computes layouts with fake tensors, whose rules differ from those of torch's CUDA kernels
 for some channels-last calls. For example, a bilinear resize of fewer than 16 channels is contiguous
-in the trace, and channels-last on a GPU.
+in the trace, and channels-last on a GPU. The layout of an attention depends on the backend.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 def correct_outputs(captured: Captured, model: torch.nn.Module, inputs: Sequence[Any]) -> None:
     """Set the strides of the captured outputs to those that `model(*inputs)` returns.
 
-    The call is made only if the trace has permuted values, and may change `inputs`. Nothing changes
-    if the GPU's memory does not suffice.
+    The call is made only if the trace has permuted values or an attention, and may change `inputs`.
+    Nothing changes if the GPU's memory does not suffice.
     """
     import torch
     from torch.utils import _pytree as pytree
 
-    if captured.states or not has_layouts(captured.nodes):
+    attends = any("scaled_dot_product_attention" in str(fx.target) for fx in captured.nodes)
+    if captured.states or not (attends or has_layouts(captured.nodes)):
         return
     try:
         with torch.no_grad():

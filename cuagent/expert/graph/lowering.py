@@ -27,7 +27,7 @@ class Lowering:
     multiple: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Names of the nodes of all results, for each lowered operator that returns more than one."""
     by_name: dict[str, Node] = field(default_factory=dict)
-    numbers: dict[str, float] = field(default_factory=dict)
+    numbers: dict[str, float | int] = field(default_factory=dict)
     """Values of constants without dimensions, by the names of their nodes."""
     origin: str = ""
     """Name of the captured operator that is being lowered."""
@@ -75,7 +75,8 @@ class Lowering:
         a quotient's fraction. A constant without dimensions becomes a number, because it may lie in
         the memory of the CPU.
         """
-        if dtype in FLOATS and any(arg not in self.numbers for arg in args if isinstance(arg, str)):
+        replaced = dtype in FLOATS or dtype == "bool"
+        if replaced and any(arg not in self.numbers for arg in args if isinstance(arg, str)):
             args = tuple(
                 self.numbers.get(arg, arg) if isinstance(arg, str) else arg for arg in args
             )

@@ -64,7 +64,7 @@ def may_gain(product: Product, graph: Graph, target: Target) -> bool:
         return product.triangle is not None
     read = dict.fromkeys(matrix.tensor for matrix in product.reads.values())
     moved = [product.node, *(graph.node(name) for name in (*product.outputs, *read))]
-    return epilogue_pays(rows, columns, depth, moved, target)
+    return epilogue_pays(product, moved, target)
 
 
 def splits(

@@ -51,11 +51,20 @@ def library(low: Lowering, fx: Any, *, constant: bool = False) -> str:
             shape_of(fx) if tensor else (),
             dtype_of(fx) if tensor else "",
             origin=low.origin,
-            contiguous=not tensor or constant or bool(value.is_contiguous()),
+            contiguous=not tensor or constant or _is_contiguous(fx, value),
             constant=constant,
             order=order_of_value(value) if low.layouts and tensor and not constant else (),
         )
     )
+
+
+def _is_contiguous(fx: Any, value: Any) -> bool:
+    """Return True if torch's result is contiguous.
+
+    The order of the library's attention depends on the backend that it chooses, so that kernels
+    read a copy of another order.
+    """
+    return operator_name(fx) != "scaled_dot_product_attention" and bool(value.is_contiguous())
 
 
 FUNCTIONAL = {

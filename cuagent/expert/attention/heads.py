@@ -1,0 +1,62 @@
+"""Let calls of the library's attention return their result with the heads inside of the rows, where
+the next operators join the heads.
+
+The memory order of a result depends on the backend that torch chooses on a GPU: it is (batch, rows,
+heads, head size), or the order of the queries. The trace may say otherwise. The call is therefore
+written together with the exchange of rows and heads, and copies only a result in another order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cuagent.expert.attention.masks import Mask
+from cuagent.expert.attention.products import BatchedProduct, Operand
+from cuagent.expert.attention.repeats import RANK
+from cuagent.expert.attention.replacement import Match, replace_match, transposes
+from cuagent.expert.attention.scores import Scores
+from cuagent.expert.capture.editing import Edit, called
+from cuagent.expert.capture.export import Captured
+from cuagent.expert.graph.graph import FLOATS, ITEM_BYTES
+from cuagent.expert.graph.lowering import argument, dtype_of, shape_of
+
+CALL = "scaled_dot_product_attention"
+NAMES = ("scale", "enable_gqa")
+"""Keyword arguments of the call that the expert's operator has too."""
+
+
+def match_of_call(node: Any, query: Any, key: Any, value: Any) -> Match:
+    """Return the match of an attention call with these operands."""
+    straight = tuple(range(RANK))
+    product = BatchedProduct(Operand(query, straight), Operand(key, straight), straight)
+    return Match(node, node, Scores(product), Operand(value, straight), straight)
+
+
+def with_heads_inside(captured: Captured) -> Captured:
+    """Return the graph with such calls replaced; unchanged if there are none."""
+    if not any(called(node) == CALL for node in captured.nodes):
+        return captured
+    edit, done = Edit(captured), False
+    for node in edit.nodes:
+        if called(node) != CALL or not _is_plain(node) or not transposes(edit, node, RANK):
+            continue
+        query, key, value = node.args[:3]
+        mask = argument(node, 3, "attn_mask")
+        options = {k: v for k, v in node.kwargs.items() if k in NAMES and v is not None}
+        if argument(node, 5, "is_causal", False):
+            options["is_causal"] = True
+        edit.graph.inserting_before(node)
+        match = match_of_call(node, query, key, value)
+        replace_match(edit, match, (query, key, value), Mask(mask), options)
+        done = True
+    return edit.result() if done else captured
+
+
+def _is_plain(node: Any) -> bool:
+    """Return True for a call without dropout on tensors of four dimensions that the expert's
+    operator can read."""
+    sources = node.all_input_nodes
+    loadable = all(dtype_of(n) in ITEM_BYTES and 0 not in shape_of(n) for n in sources)
+    whole = len(shape_of(node)) == RANK and len(node.args) >= 3
+    half = dtype_of(node) in FLOATS and not argument(node, 4, "dropout_p", 0.0)
+    return whole and half and loadable

@@ -1,0 +1,105 @@
+"""Results of the library's attention in any memory order, as its backends on a GPU return them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from agreement import assert_agrees  # type: ignore[import-not-found]
+
+from cuagent.expert.candidate import Options, make_candidate
+from cuagent.expert.capture.output_layouts import correct_outputs
+from cuagent.expert.capture.subject import Target, open_subject
+from cuagent.task import load_task
+from cuagent.task.reference import open_reference
+
+TEXT = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.o = nn.Linear(32, 32)
+    def forward(self, q, k, v, m):
+        y = F.scaled_dot_product_attention(q, k, v, {mask})
+        {body}
+def get_inputs():
+    q, k, v = (torch.randn(2, 9, 4, 8).transpose(1, 2){copy} for _ in range(3))
+    return [q, k, v, torch.randn(1, 4, 9, 9)]
+def get_init_inputs(): return []
+"""
+BODIES = {
+    "joined heads": "return self.o(y.transpose(1, 2).reshape(2, 9, 32)).relu() * 2",
+    "copied": "return (y.transpose(1, 2).contiguous().view(2, 9, 32) + 1).exp()",
+    "sums": "return (y * y + 1).sum((1, 2)) * 2",
+    "a row": "return torch.softmax(y * 2, -1).flatten(1).contiguous().exp() + 1",
+}
+ORDERS = {"heads inside": (0, 2, 1, 3), "contiguous": (0, 1, 2, 3), "samples inside": (2, 1, 0, 3)}
+COPIES = {"views": "", "contiguous": ".contiguous()"}
+OTHERS = {"masked": "m", "scaled": "None, scale=0.0", "causal": "None, 0.0, True"}
+
+
+def text_of(body: str, copy: str = "", mask: str = "m") -> str:
+    return TEXT.format(body=BODIES.get(body, body), copy=copy, mask=mask)
+
+
+@pytest.fixture
+def order_of_attention(monkeypatch):
+    """Return a function that gives torch's attention a memory order of its result."""
+    call = F.scaled_dot_product_attention
+
+    def order_of_attention(order):
+        back = tuple(order.index(d) for d in range(4))
+        monkeypatch.setattr(
+            F,
+            "scaled_dot_product_attention",
+            lambda *args, **options: (
+                call(*args, **options).permute(order).contiguous().permute(back)
+            ),
+        )
+
+    return order_of_attention
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("copy", COPIES)
+@pytest.mark.parametrize("body", BODIES)
+def test_kernels_read_a_result_in_any_order(make, order_of_attention, body, copy, order):
+    made = make(text_of(body, COPIES[copy]), "Model")
+    order_of_attention(ORDERS[order])
+    assert_agrees(made)
+
+
+@pytest.mark.parametrize("mask", OTHERS)
+@pytest.mark.parametrize("copy", COPIES)
+@pytest.mark.parametrize("body", ["joined heads", "copied"])
+def test_call_on_a_gpu_is_written_with_the_heads_inside(tmp_path, body, copy, mask):
+    path = tmp_path / "task.py"
+    path.write_text(text_of(body, COPIES[copy], OTHERS[mask]))
+    subject = open_subject(load_task(f"{path}:Model", device="cpu"))
+    made = make_candidate(replace(subject, target=Target("cuda", (9, 0), 132)), Options())
+    forward = made.files["model_new.py"].rpartition("def forward")[2]
+    assert ".transpose(1, 2).contiguous()" in forward
+    assert ("scale=0.0" in forward, "is_causal=True" in forward) == (
+        mask == "scaled",
+        mask == "causal",
+    )
+    assert "permute" not in forward.partition(".transpose(1, 2).contiguous()")[2]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_outputs_have_the_layout_of_a_real_call(tmp_path, order_of_attention, order):
+    path = tmp_path / "task.py"
+    path.write_text(text_of("return y.transpose(1, 2) + 1"))
+    task = load_task(f"{path}:Model", device="cpu")
+    captured = open_subject(task).captured
+    order_of_attention(ORDERS[order])
+    reference = open_reference(task)
+    model, inputs = reference.model(0), reference.inputs(0)
+    correct_outputs(captured, model, inputs)
+    with torch.no_grad():
+        expected = model(*inputs)
+    assert captured.outputs[0].meta["val"].stride() == expected.stride()
