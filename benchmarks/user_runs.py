@@ -111,14 +111,27 @@ def timeline_of(folder: Path, epoch_s: float) -> list[tuple[float, str]]:
     found = []
     for log in folder.glob(".cuagent/runs/*/log.jsonl"):
         for record in map(json.loads, log.read_text().splitlines()):
-            text = {
-                "device": lambda r: f"{r['what']} {r['seconds']:.1f} s",
-                "judgement": lambda r: f"judged {r['attempt']} ({r['effort']})",
-                "end": lambda r: f"end: {r['stop']}",
-            }.get(record["type"])
-            if text:
-                found.append((round(float(record["time"]) - epoch_s, 1), text(record)))
+            for event in events_of(record):
+                found.append((round(float(record["time"]) - epoch_s, 1), event))
     return found
+
+
+def events_of(record: dict[str, Any]) -> list[str]:
+    """Return the events in a record of a run's log: stages with their seconds, verdicts, and what
+    the expert says of each candidate (its speedups, and why the next one is tried)."""
+    match record["type"]:
+        case "device":
+            return [f"{record['what']} {record['seconds']:.1f} s"]
+        case "judgement":
+            verdict = record["verdict"]
+            why = "" if verdict["accepted"] else f": {verdict['reason']}, {verdict['detail']}"
+            return [f"judged {record['attempt']} ({record['effort']}){why}"]
+        case "message" if record["role"] == "assistant":
+            lines = str(record.get("content", "")).splitlines()
+            return [f"expert: {line}" for line in lines if line and not line.startswith("- ")]
+        case "end":
+            return [f"end: {record['stop']}"]
+    return []
 
 
 def without_samples(value: Any) -> Any:

@@ -122,6 +122,13 @@ class LocalJudge:
             # A run usually profiles the reference first.
             self._profiles.prewarm(with_candidate=False)
 
+    def open_first_rungs(self) -> None:
+        """On a GPU that no other judge uses, begin to open the rungs that are measured first.
+
+        Call it after `admission`, whose measurements they would disturb.
+        """
+        self._ladder.open_first_rungs()
+
     def measure_ladder(self, *, whole: bool = False, wait_s: float | None = None) -> Ladder:
         """Measure the rungs that open quickly, or all admitted rungs if `whole`; return the ladder.
 

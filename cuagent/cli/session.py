@@ -202,6 +202,7 @@ def opened(plan: Plan, emit: Emit) -> Iterator[Run]:
         if resumed is None:
             _admit(judge, emit)
             raise_if_interrupted(interrupted)
+            judge.open_first_rungs()
         both: dict[str, Any] = {
             "model": plan.model.name,
             "tools": [tool.spec for tool in TOOLS],

@@ -71,6 +71,16 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
     """Return the candidate with these options; None if it would compute the same as the
     reference.
     """
+    # The module that a plan becomes replays a CUDA graph or not; the plan is the same.
+    key = replace(options, graph=False)
+    if key not in subject.plans:
+        subject.plans[key] = _plans(subject, key)
+    plans: list[MethodPlan] = subject.plans[key]
+    return _assemble(subject, options, plans) if plans[-1].gains else None
+
+
+def _plans(subject: Subject, options: Options) -> list[MethodPlan]:
+    """Return the plan of the forward, and of the backward if the task has one."""
     if options.exact_convolutions:
         subject = replace(subject, target=replace(subject.target, tf32_convolutions=False))
     elif options.tf32_few_channels:
@@ -79,14 +89,12 @@ def make_candidate(subject: Subject, options: Options) -> Candidate | None:
     taken = {*re.findall(r"\w+", subject.reference), *subject.captured.arguments}
     forward = plan_method(subject, options, taken)
     if subject.backward is None:
-        return _assemble(subject, options, [forward]) if forward.gains else None
+        return [forward]
     taken |= {*subject.backward.arguments, *(call.name for call in forward.calls.values())}
     # Names in `keep` without the prefix are operators of the forward.
     other = replace(subject, captured=subject.backward, backward=None)
-    second = plan_method(
-        other, replace(options, compile="", keep=_of_backward(options.keep)), taken
-    )
-    return _assemble(subject, options, [forward, second]) if second.gains else None
+    options = replace(options, compile="", keep=_of_backward(options.keep))
+    return [forward, plan_method(other, options, taken)]
 
 
 def _of_backward(keep: frozenset[str]) -> frozenset[str]:

@@ -34,10 +34,12 @@ class Editor:
                 operand = self.renamed[operand]
             return operand
 
+        def renamed(node: Node) -> Node:
+            args = tuple(map(name, node.args))
+            return node if args == node.args else replace(node, args=args)
+
         nodes = [
-            replace(node, args=tuple(map(name, node.args)))
-            for old in self.graph.nodes
-            for node in self.replaced.get(old.name, [old])
+            renamed(node) for old in self.graph.nodes for node in self.replaced.get(old.name, [old])
         ]
         outputs = tuple(str(name(o)) for o in self.graph.outputs)
         return replace(self.graph, nodes=_sorted(nodes), outputs=outputs).live()
@@ -67,6 +69,15 @@ def prepared_names(graph: Graph) -> frozenset[str]:
 
     The module computes them once, and again when a parameter changes.
     """
+    known = len(PREPARATIONS)  # texts are only ever added
+    cached: tuple[int, frozenset[str]] = graph.__dict__.get("_prepared_names", (-1, frozenset()))
+    if cached[0] != known:
+        cached = known, _prepared_names(graph)
+        object.__setattr__(graph, "_prepared_names", cached)
+    return cached[1]
+
+
+def _prepared_names(graph: Graph) -> frozenset[str]:
     prepared: set[str] = set()
     for node in graph.nodes:
         leaf = node.kind in (Kind.PARAMETER, Kind.CONSTANT)

@@ -45,7 +45,7 @@ from cuagent.expert.graph.storage import NestError
 from cuagent.expert.joins import parts_of
 from cuagent.expert.kernel import KernelCall
 from cuagent.expert.loops.groups import loop_groups
-from cuagent.expert.loops.match import with_loops
+from cuagent.expert.loops.match import LOOP, with_loops
 from cuagent.expert.lower import lower
 from cuagent.expert.method import Call, Steps, TritonCall, TritonStep
 from cuagent.expert.moved_parameters import store_moved_parameters
@@ -65,6 +65,8 @@ from cuagent.expert.streaming.cuda import fills_gpu
 from cuagent.expert.streaming.fuse import fuse
 from cuagent.expert.streaming.group import Group
 from cuagent.expert.widening import widen_products, widens
+
+_Fused = tuple[Captured, dict[str, tuple[str, ...]], frozenset[str]]
 
 
 @dataclass(frozen=True)
@@ -115,9 +117,13 @@ def plan_method(subject: Subject, options: Options, taken: set[str]) -> MethodPl
     kept, whole = options.keep, frozenset[str]()
     own = subject.device == "cuda" and options.products and not options.compile
     chosen: frozenset[str] | None = frozenset() if own else None
+    fused: dict[frozenset[str], _Fused] = {}
     while True:
-        captured, library = _with_library_calls(subject, options, kept)
-        constants = constant_values(captured) if options.constants else frozenset()
+        # The captured graph depends on the names of loops alone.
+        loops = frozenset(name for name in kept if name.endswith(LOOP))
+        if loops not in fused:
+            fused[loops] = _with_library_calls(subject, options, loops)
+        captured, library, constants = fused[loops]
         lowered = share_equal(lower(captured, kept, constants, chosen))
         graph = _rewritten(lowered, subject, options, kept, whole)
         steps, unjoined = _steps(graph, subject, options, kept)
@@ -142,13 +148,11 @@ def plan_method(subject: Subject, options: Options, taken: set[str]) -> MethodPl
     return MethodPlan(subject, graph, prepared, steps, calls, _changed(lowered, graph), library)
 
 
-def _with_library_calls(
-    subject: Subject, options: Options, keep: frozenset[str]
-) -> tuple[Captured, dict[str, tuple[str, ...]]]:
+def _with_library_calls(subject: Subject, options: Options, keep: frozenset[str]) -> _Fused:
     """Return (captured graph with fused calls for attentions, recurrences and loops, replaced
-    operators).
+    operators, operators whose values are computed once).
 
-    The second is as in `MethodPlan.library`.
+    The second is as in `MethodPlan.library`. `keep` names the loops that remain.
     """
     captured = with_pairs(subject.captured)
     found: dict[str, tuple[str, ...]] = {}
@@ -172,7 +176,7 @@ def _with_library_calls(
         if options.own_recurrences and subject.device == "cuda":
             captured, names = with_layers(captured, subject.target)
             found |= {"a kernel for all steps of each layer": names} if names else {}
-    return captured, found
+    return captured, found, constant_values(captured) if options.constants else frozenset()
 
 
 def _rewritten(

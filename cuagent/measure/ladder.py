@@ -191,6 +191,17 @@ def _untimed_rung(
     return Rung(name, math.nan, None, error, right, opened_s, memory, policy, failed)
 
 
+def rungs_to_open(referee: Referee, *, fresh: bool, cache: Path | None = None) -> tuple[str, ...]:
+    """Return the names of the rungs that `measure_ladder` will time first; () if it will use a
+    cached ladder."""
+    every = _rungs(referee)
+    wanted = tuple(name for name in every if admitted(referee.task, name))
+    names = tuple(name for name in wanted if opens_quickly(name))
+    asked = [wanted, every, names]
+    is_known = not fresh and ladder_cache.cached(referee.task, Effort.QUICK, asked, cache)
+    return () if is_known else names
+
+
 def first_rungs(referee: Referee) -> tuple[str, ...]:
     """Return the names of the rungs that a run times first: those admitted that start quickly."""
     every = _rungs(referee)

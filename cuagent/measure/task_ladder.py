@@ -9,11 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from cuagent.arms import COMPILE
-from cuagent.measure.ladder import first_rungs, join_rungs, measure_ladder, time_rungs
+from cuagent.measure.ladder import (
+    first_rungs,
+    join_rungs,
+    measure_ladder,
+    rungs_to_open,
+    time_rungs,
+)
 from cuagent.measure.roofline.ceilings import describe
 from cuagent.measure.rung_compiler import RungCompiler
 from cuagent.measure.rungs import Ladder, with_earlier, with_record_timing
 from cuagent.measure.timing.timer import Timer
+from cuagent.task import Device
 from cuagent.timing import Effort, Timing
 
 JOINED_RUNGS = 4
@@ -68,6 +75,16 @@ class TaskLadder:
     def start(self) -> None:
         """Begin to open the compile rung in the background."""
         self._timer.open_ahead([COMPILE])
+
+    def open_first_rungs(self) -> None:
+        """On a GPU, begin to open the other rungs that are measured first, in the background.
+
+        The expert captures the task's graph meanwhile. On a CPU the compilers would compete for the
+        processors, and on a shared device `compile_first_rungs` does this work.
+        """
+        alone = self._task.device is Device.CUDA and not self._timer.shared_device
+        if alone and self.found is None:
+            self._timer.open_ahead(rungs_to_open(self._timer.referee, fresh=self._fresh))
 
     def measure(self, *, whole: bool = False, wait_s: float | None = None) -> Ladder:
         """Return the ladder: the rungs that open quickly, or all admitted rungs if `whole`.

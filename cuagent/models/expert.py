@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -52,8 +53,8 @@ class ExpertModel:
         """
         self._task, self._tuning = task, tuning
         self.explains = True
-        """True to profile also for the user of `optimize`; False to profile only if the choice of
-        the next candidate depends on the profile."""
+        """True to profile also for the user of `optimize`: the reference, and a candidate that is
+        no clear gain. False to profile only if the choice of the next candidate depends on it."""
         self.kernels_only = False
         """True if no free option can be the result: candidates are tried although one is optimal,
         and none leaves work to torch.compile."""
@@ -63,8 +64,18 @@ class ExpertModel:
         self._proposals: dict[tuple[int, int, bool, bool], Proposal | None] = {}
 
     def prepare(self) -> None:
-        """Capture the module's graph now, which takes seconds, so that the first query is quick."""
-        self._open()
+        """Capture the module's graph and plan the first candidate now, which takes seconds, so that
+        the first query is quick.
+        """
+        from cuagent.expert.options import Options
+        from cuagent.expert.search.choices import candidate_of
+
+        subject = self._open()
+        with suppress(Exception):  # the first query raises it again
+            made = candidate_of(subject, Options()) if subject else None
+            if subject and made and made.convolutions and subject.target.tf32_convolutions:
+                # The profile of the reference will tell which one is tried.
+                candidate_of(subject, Options(tf32_few_channels=True))
 
     def query(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], on_text: OnText
@@ -149,7 +160,8 @@ class ExpertModel:
         """Return True if the last candidate should be profiled now; a run profiles at most one."""
         if not last.accepted or progress.candidate_profiled or "profile" not in tool_names:
             return False
-        return self.explains or self._choice_depends_on_profile(progress)
+        shown = self.explains and not last.is_clear_gain
+        return shown or self._choice_depends_on_profile(progress)
 
     def _choice_depends_on_profile(self, progress: Progress) -> bool:
         """Return True if the choice of the next candidate depends on the share of the last one's

@@ -401,3 +401,24 @@ def test_float64_is_named_as_the_reason_why_no_kernel_is_written(tmp_path):
     )
     acts = converse(load_task(path, device="cpu"), lambda *_: {})
     assert "float64" in json.dumps(acts[-1])
+
+
+def test_prepared_model_has_planned_its_first_candidate(task, monkeypatch):
+    model = ExpertModel(task)
+    model.prepare()
+    planned = []
+    monkeypatch.setattr("cuagent.expert.candidate.plan_method", lambda *_: planned.append(1))
+    found = model._proposal([], Bounds())
+    assert found is not None
+    assert not planned
+
+
+def test_candidate_that_is_a_clear_gain_is_not_profiled_for_the_user_alone(task):
+    def answers(tool, count, speedup):
+        ratio = {"value": speedup, "low": speedup - 0.01, "high": speedup + 0.01}
+        data = {"accepted": True, "attempt": count, "ratios": {"eager": ratio}}
+        return {"compile": {"ok": True}, "verify": data, "submit": {"ended": True}}.get(tool, {})
+
+    for speedup, profiles in ((1.0, 2), (3.0, 1)):
+        acts = converse(task, lambda tool, n, s=speedup: answers(tool, n, s))
+        assert names(acts).count("profile") == profiles, speedup

@@ -23,7 +23,7 @@ class Gpu:
 
 
 @pytest.mark.parametrize(
-    ("judged_s", "idle_after"), [(0.0, 2), (8.0, 2), (14.0, 2), (20.0, 1), (45.0, 0)]
+    ("judged_s", "idle_after"), [(0.0, 2), (8.0, 2), (14.0, 1), (20.0, 1), (24.0, 0)]
 )
 def test_number_of_tries_without_a_gain_follows_from_their_seconds(
     judged_s: float, idle_after: int

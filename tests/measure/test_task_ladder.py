@@ -11,6 +11,7 @@ import pytest
 from cuagent.measure import task_ladder
 from cuagent.measure.rungs import Ladder
 from cuagent.measure.task_ladder import JOINED_RUNGS, TaskLadder
+from cuagent.task import Device
 
 SLOW, QUICK = "max-autotune", "compile+channels_last"
 
@@ -75,3 +76,33 @@ def test_a_rung_that_did_not_open_in_time_is_not_opened_again(
     assert timer.waited_s == [0.2 if large else 0.1]
     assert timer.ended == [SLOW]
     assert ladder._unopened == ()
+
+
+@pytest.mark.parametrize(
+    ("device", "shared", "opened"),
+    [
+        (Device.CUDA, False, ["reduce-overhead"]),
+        (Device.CUDA, True, []),
+        (Device.CPU, False, []),
+    ],
+)
+def test_first_rungs_open_before_the_ladder_only_on_a_gpu_of_one_judge(
+    device: Device, shared: bool, opened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timer = Timer()
+    timer.shared_device = shared
+    task = type("Task", (), {"device": device})()
+    timer.referee = type("Referee", (), {"task": task})()
+    fresh: list[bool] = []
+
+    def to_open(_: Any, **options: Any) -> tuple[str, ...]:
+        fresh.append(options["fresh"])
+        return ("reduce-overhead",)
+
+    monkeypatch.setattr(task_ladder, "rungs_to_open", to_open)
+    compiler: Any = None
+    made: Any = timer
+    ladder = TaskLadder(made, compiler, baselines=(), fresh=True, before_timing=lambda: None)
+    ladder.open_first_rungs()
+    assert timer.opened == opened
+    assert fresh == [True] * len(opened)

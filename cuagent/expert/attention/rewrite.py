@@ -23,12 +23,15 @@ from cuagent.expert.attention.products import Operand, batched_product
 from cuagent.expert.attention.repeats import RANK, grouped
 from cuagent.expert.attention.replacement import Match, placed, replace_match
 from cuagent.expert.attention.scores import Scores, copied, read_scores
-from cuagent.expert.attention.unfused import are_products_faster
-from cuagent.expert.capture.editing import Edit, called
+from cuagent.expert.attention.unfused import ATTENTION, are_products_faster
+from cuagent.expert.capture.editing import Edit, called, calls_any
 from cuagent.expert.capture.export import Captured
 from cuagent.expert.capture.subject import Target
 from cuagent.expert.graph.graph import FLOATS
 from cuagent.expert.graph.lowering import argument, dtype_of, shape_of
+
+SOFTMAX = ("softmax", "_softmax")
+"""Names of the operators that compute a softmax."""
 
 
 class Own(StrEnum):
@@ -45,6 +48,8 @@ def with_attention(
 ) -> tuple[Captured, tuple[str, ...]]:
     """Return the graph with fused attention calls, and the names of the softmax and attention nodes
     that were replaced."""
+    if not calls_any(captured, (*SOFTMAX, ATTENTION)):
+        return captured, ()
     edit = Edit(captured)
     found = []
     for node in edit.nodes:
@@ -58,7 +63,7 @@ def with_attention(
 
 
 def _match(edit: Edit, node: Any) -> Match | None:
-    if node.op != "call_function" or called(node) not in ("softmax", "_softmax"):
+    if node.op != "call_function" or called(node) not in SOFTMAX:
         return None
     if node.args[1] not in (-1, len(shape_of(node)) - 1) or dtype_of(node) not in FLOATS:
         return None
@@ -195,7 +200,7 @@ def _by_kernel(edit: Edit, node: Any, target: Target, own: Own) -> bool:
 
 def _options_of(edit: Edit, node: Any) -> dict[str, Any] | None:
     """Return scale and causality of an attention call; None if the node is none that is covered."""
-    if called(node) != "scaled_dot_product_attention" or node in edit.outputs:
+    if called(node) != ATTENTION or node in edit.outputs:
         return None
     query, dropout = node.args[0], argument(node, 4, "dropout_p", 0.0)
     if dropout or len(shape_of(query)) != RANK:

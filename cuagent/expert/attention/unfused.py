@@ -12,7 +12,7 @@ import math
 from typing import Any
 
 from cuagent.expert.attention.kernel import has_kernel
-from cuagent.expert.capture.editing import Edit, called
+from cuagent.expert.capture.editing import Edit, called, calls_any
 from cuagent.expert.capture.export import Captured
 from cuagent.expert.capture.subject import Target
 from cuagent.expert.graph.lowering import argument, dtype_of, shape_of
@@ -39,9 +39,15 @@ def are_products_faster(
     return scored and splits(rows, width, keys, target, count)
 
 
+ATTENTION = "scaled_dot_product_attention"
+"""Name of the library's attention."""
+
+
 def with_expanded(captured: Captured, target: Target) -> tuple[Captured, tuple[str, ...]]:
     """Return the graph with two products and a softmax for each call of the library's attention
     that they beat, and the names of these calls."""
+    if not calls_any(captured, (ATTENTION,)):
+        return captured, ()
     edit = Edit(captured)
     found = tuple(str(node.name) for node in edit.nodes if _expanded(edit, node, target))
     return (edit.result(), found) if found else (captured, ())
@@ -52,7 +58,7 @@ def _expanded(edit: Edit, node: Any, target: Target) -> bool:
 
     Calls with a mask, groups of heads or dropout stay.
     """
-    if called(node) != "scaled_dot_product_attention":
+    if called(node) != ATTENTION:
         return False
     query, key, value = node.args[:3]
     options = [argument(node, n, name, None) for n, name in enumerate(OPTIONS, 3)]

@@ -7,7 +7,7 @@ placeholders are found by name.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -148,6 +148,14 @@ class Edit:
 def called(node: Any) -> str:
     """Return the name of the operator that a node calls; "" for placeholders and results."""
     return operator_name(node) if node.op == "call_function" else ""
+
+
+def calls_any(captured: Captured, names: Collection[str]) -> bool:
+    """Return True if a captured graph calls one of these operators.
+
+    A rewrite asks this first, because the copy of a large graph takes long.
+    """
+    return any(called(node) in names for node in captured.nodes)
 
 
 def is_item(node: Any) -> bool:

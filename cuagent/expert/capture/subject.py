@@ -73,6 +73,8 @@ class Subject:
     """Captured gradients if the task is a training step; else None."""
     made: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Candidates that the search has generated, by their options."""
+    plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Plans of these candidates, by the options on which a plan depends."""
 
     @property
     def device(self) -> str:

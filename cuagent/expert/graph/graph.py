@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 FLOATS = frozenset({"float32", "float16", "bfloat16"})
@@ -210,11 +211,11 @@ class Node:
     """Dimensions of an input or of a library call's result in the order of memory, outermost first;
     () if contiguous. `graph.layouts` changes the shape of such a node to the order of memory."""
 
-    @property
+    @cached_property
     def size(self) -> int:
         return math.prod(self.shape)
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[str, ...]:
         return tuple(arg for arg in self.args if isinstance(arg, str))
 

@@ -21,6 +21,8 @@ from cuagent.expert.loops.replacement import Replacement
 from cuagent.expert.loops.roll import Local, Rolled, rolled
 from cuagent.expert.loops.slices import NoLoop
 
+LOOP = "_loop"
+"""End of the name of a call that replaces a loop."""
 MOST_TRIES = 24
 """Largest number of repeated parts of a graph that are examined."""
 FAILURES = (NoLoop, NestError, RuntimeError, TypeError, ValueError, IndexError)
@@ -49,7 +51,7 @@ def with_loops(
         if not taken.isdisjoint(part):
             continue
         for loop in rolled(nodes, repeat):
-            name = f"{loop.steps[0][max(loop.initial)].name}_loop"
+            name = loop.steps[0][max(loop.initial)].name + LOOP
             if name in keep:
                 taken.update(part)
                 continue

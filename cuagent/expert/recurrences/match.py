@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cuagent.expert.capture.editing import Edit, called, is_item
+from cuagent.expert.capture.editing import Edit, called, calls_any, is_item
 from cuagent.expert.capture.export import Captured
 from cuagent.expert.capture.subject import Target
 from cuagent.expert.graph.graph import FLOATS
@@ -48,6 +48,8 @@ def with_recurrences(captured: Captured, device: str) -> tuple[Captured, tuple[s
     """Return the graph with one call for each loop over cells, and the names of the replaced
     operators.
     """
+    if not calls_any(captured, {*CELLS, *GATES}):
+        return captured, ()
     edit = Edit(captured)
     found = []
     for loop in _loops(edit):
@@ -65,6 +67,8 @@ def with_layers(captured: Captured, target: Target) -> tuple[Captured, tuple[str
 
     Also return the names of the replaced operators.
     """
+    if not calls_any(captured, GATES):
+        return captured, ()
     edit = Edit(captured)
     found = [
         str(node.name)

@@ -25,10 +25,13 @@ IDLE_TRIES = {"cpu": 1, "cuda": 2}
 On a CPU each costs more time than its choices have gained in the examples. On an H200 each takes 8
 to 14 seconds, and the third was the slowest of the search in both problems whose steps were timed.
 """
-TRYING_S = 30.0
+TRYING_S = 20.0
 """Seconds that candidates without a sure gain may take to be judged, if the best one is a clear
-gain. Other tiles gained 5 % in 3 of 18 attempts on an H200, and a verdict on gigabytes takes half a
-minute."""
+gain.
+
+Other tiles gained 5 % in 3 of 18 attempts on an H200. In nine runs with 5 to 12 s for each, the
+second candidate was the best in three, and no later one. A verdict on gigabytes takes 20 s or
+more."""
 NO_MEMORY = Memory()
 
 
