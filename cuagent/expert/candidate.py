@@ -18,6 +18,7 @@ from cuagent.expert.naming import origins_of, title
 from cuagent.expert.options import BACKWARD, Options
 from cuagent.expert.packing import files_of, joined_text
 from cuagent.expert.plan import MethodPlan, plan_method
+from cuagent.expert.recurrences.cells import LayerCall
 from cuagent.expert.vectors import with_wide_vectors
 
 __all__ = ["Candidate", "Options", "make_candidate"]
@@ -57,8 +58,11 @@ class Candidate:
     """Number of convolutions, except depthwise ones, that torch computes."""
     library_attention: bool = False
     """True if torch computes an attention in float32 that a generated kernel could compute."""
+    library_layers: bool = False
+    """True if torch computes a recurrent layer."""
     launches: int = 0
-    """Number of kernel launches and torch calls in one call of the module."""
+    """Number of kernel launches and torch calls in one call of the module. A recurrent layer counts
+    as one for each step."""
     copied_bytes: int = 0
     """Bytes of the arguments and results, which a CUDA graph of the candidate copies."""
     has_recurrences: bool = False
@@ -146,13 +150,18 @@ def _assemble(subject: Subject, options: Options, plans: Sequence[MethodPlan]) -
             and len(n.args) == 3
             for n in library_calls
         ),
-        launches=len(all_calls) + len(library_calls),
+        launches=len(all_calls) + sum(map(_launches, library_calls)),
+        library_layers=any(isinstance(n.spec, LayerCall) for n in library_calls),
         copied_bytes=_bytes_at_the_border(plans[0].graph),
         has_recurrences=any(
             k.group.family == "recurrences" and k.path.endswith(".cu") for k in kernels
         ),
         has_chains=any(k.group.family == CHAINED for k in kernels),
     )
+
+
+def _launches(call: Node) -> int:
+    return call.spec.launches if isinstance(call.spec, LayerCall) else 1
 
 
 def _with_few_files(plans: Sequence[MethodPlan]) -> list[MethodPlan]:

@@ -27,6 +27,7 @@ from cuagent.expert.graph.lowering import (
     LOWERINGS,
     Lowering,
     dtype_of,
+    floating,
     operator_name,
     shape_of,
     value_of,
@@ -60,7 +61,9 @@ def lower(
                 low.values[fx.name] = _scalar(low, fx, scalars[fx.name])
                 continue
             if fx.name in constants:
-                low.values[fx.name] = library(low, fx, constant=True)
+                low.values[fx.name] = name = library(low, fx, constant=True)
+                if (number := _filled_number(fx)) is not None:
+                    low.numbers[name] = number
                 continue
             rule = LOWERINGS.get(operator_name(fx))
             usable = low.origin not in keep and _loadable(low, fx)
@@ -122,6 +125,17 @@ def _filled(template: str, words: Sequence[str]) -> str:
         lambda match: words[int(match[1])] if match[1] else match[0],
         template,
     )
+
+
+def _filled_number(fx: Any) -> float | None:
+    """Return the number that a tensor without dimensions is filled with; None for other values."""
+    position = {"scalar_tensor": 0, "full": 1}.get(operator_name(fx))
+    value = None if position is None else fx.args[position]
+    if not floating(fx) or shape_of(fx) or not isinstance(value, int | float):
+        return None
+    import torch
+
+    return float(torch.tensor(value, dtype=value_of(fx).dtype))
 
 
 def _loadable(low: Lowering, fx: Any) -> bool:

@@ -244,3 +244,37 @@ def test_exception_of_a_compiled_candidate_leads_to_the_same_kernels_without_com
     ):
         failed = Outcome(make_candidate(subject, options), False, "raised an exception", 1)
         assert propose(subject, [failed]).candidate.options == expected
+
+
+LAYER = "nn.GRU(512, 512, 2, batch_first=True)"
+
+
+def test_steps_of_a_layer_of_torch_are_captured_into_a_graph(tmp_path):
+    """torch launches kernels in each step of a layer whose weights fit into no cluster."""
+    body = "(self.c(x)[0] * 2).softmax(-1)"
+    subject = subject_of(tmp_path, LAYER, "8, 64, 512", body)
+    first = propose(subject, [], Bounds("compile+cuda_graph", 6e-4)).candidate
+    assert first.library_layers
+    assert first.launches >= 2 * 64
+    assert first.options.graph
+
+
+def test_layers_of_torch_are_not_compiled(tmp_path):
+    """torch.compile would unroll their steps, and compile for minutes."""
+    body = "(self.c(x)[0] * 2).softmax(-1)"
+    subject = subject_of(tmp_path, LAYER, "8, 64, 512", body)
+    outcomes: list[Outcome] = []
+    while proposal := propose(subject, outcomes, Bounds("compile", 1e-2)):
+        assert not proposal.candidate.options.compile
+        ratios = {"compile": Ratio(0.9, 0.89, 0.91)}
+        outcomes.append(Outcome(proposal.candidate, True, "accepted", 1, ratios, seconds=1e-2))
+    assert outcomes
+
+
+@pytest.mark.parametrize(("busy", "graph"), [(1e-3, True), (2.9e-3, False), (None, False)])
+def test_idle_gpu_of_a_profile_calls_for_a_graph(tmp_path, busy, graph):
+    subject = subject_of(tmp_path, NORMS, "64, 32", "self.c(x)")
+    first = propose(subject, []).candidate
+    ratios = {"compile": Ratio(2.0, 1.98, 2.02)}
+    outcome = Outcome(first, True, "accepted", 1, ratios, seconds=3e-3, busy=busy)
+    assert propose(subject, [outcome]).candidate.options.graph is graph

@@ -153,6 +153,7 @@ def _table() -> dict[Any, Any]:
         aten.native_group_norm.default: _group_norm,
         aten.nll_loss_forward.default: _nll_loss,
         aten.nll_loss_backward.default: _nll_loss_backward,
+        aten.select_backward.default: _select_backward,
     }
     return found
 
@@ -216,3 +217,13 @@ def _nll_loss_backward(
     columns = torch.arange(x.shape[1], device=x.device)
     chosen = (columns == target.unsqueeze(1)) & _counted(target, ignored).unsqueeze(1)
     return torch.where(chosen, -share, share.new_zeros(()))
+
+
+def _select_backward(gradient: Any, sizes: Any, dim: int, index: int) -> Any:
+    """Return the gradient of `x.select(dim, index)`; torch compares places even where there is only
+    one."""
+    import torch
+
+    if sizes[dim] == 1:
+        return gradient.unsqueeze(dim if dim >= 0 else dim + len(sizes))
+    return torch._decomp.decompositions.select_backward(gradient, sizes, dim, index)

@@ -81,12 +81,13 @@ class Lowering:
                 self.numbers.get(arg, arg) if isinstance(arg, str) else arg for arg in args
             )
         if dtype in FLOATS and op not in ("cast", "where"):
-            args = tuple(self._as_number(arg) for arg in args)
+            args = tuple(self.as_number(arg) for arg in args)
         shape = broadcast([self.shape(arg) for arg in args])
         name = self.unique_name(op if hint is None else hint)
         return self.add(Node(name, Kind.POINTWISE, op, args, shape, dtype, origin=self.origin))
 
-    def _as_number(self, arg: Operand) -> Operand:
+    def as_number(self, arg: Operand) -> Operand:
+        """Return an operand in which integers are converted to float32."""
         whole = isinstance(arg, str) and self.by_name[arg].dtype in INTEGERS
         return self.pointwise("cast", arg, hint="number") if whole else arg
 

@@ -42,6 +42,14 @@ class Recurrence:
         return GATES[self.cell]
 
 
+@dataclass(frozen=True)
+class LayerCall:
+    """Options of a call of torch's recurrent layer."""
+
+    launches: int
+    """Least number of kernels that the call launches: one for each step, layer and direction."""
+
+
 def recurrence(
     x: Any,
     states: Any,

@@ -22,4 +22,5 @@ from cuagent.expert.rules import (  # noqa: F401
     scatters,
     special,
     views,
+    writes,
 )

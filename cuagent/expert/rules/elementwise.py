@@ -16,6 +16,7 @@ from cuagent.expert.graph.lowering import (
     shape_of,
 )
 from cuagent.expert.rules import integers
+from cuagent.expert.rules.writes import as_index
 
 UNARY = {
     "neg", "abs", "exp", "log", "log1p", "expm1", "sqrt", "rsqrt", "reciprocal", "relu", "sigmoid",
@@ -71,12 +72,28 @@ def binary(low: Lowering, fx: Any) -> str | None:
         return integers.arithmetic(low, fx, op, *fx.args[:2])
     if dtype_of(fx) != "bool" and not floating(fx):
         return None
+    if op in COMPARISONS:
+        a, b = _places(low, fx, a, b)
     alpha = fx.kwargs.get("alpha", 1)
     if alpha != 1:
         b = b * alpha if not isinstance(b, str) else low.pointwise("mul", b, alpha, hint="scaled")
     return low.pointwise(op, a, b, hint="", dtype=dtype_of(fx))
 
 
+def _places(low: Lowering, fx: Any, a: Operand, b: Operand) -> tuple[Operand, Operand]:
+    """Return the operands of a comparison; an `arange` is replaced by the index of each element.
+
+    The index is a float32, and so is then the other operand: of two integers of which one is at
+    most 2^24, the comparison is exact.
+    """
+    first, second = (as_index(low, v) for v in fx.args[:2])
+    if first is None and second is None:
+        return a, b
+    return low.as_number(first or a), low.as_number(second or b)
+
+
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+"""Operations of BINARY whose operands may be the places of the elements."""
 EXACT = ("add", "sub", "mul", "maximum", "minimum")
 """Operations of BINARY that are lowered on integers too."""
 BITWISE = {

@@ -1,5 +1,4 @@
-"""Lower embedding lookups, indexing, gathers and small scatters to reads through an index
-tensor."""
+"""Lower embedding lookups, indexing and gathers to reads through an index tensor."""
 
 from __future__ import annotations
 
@@ -20,7 +19,8 @@ from cuagent.expert.graph.lowering import (
     shape_of,
     target_of,
 )
-from cuagent.expert.rules.views import narrowed, viewed
+from cuagent.expert.rules.views import viewed
+from cuagent.expert.rules.writes import along
 
 MAX_DEPTH = 12
 """Largest number of elementwise operations that are moved from before a gather to after it, so that
@@ -215,38 +215,6 @@ def gather(low: Lowering, fx: Any) -> str | None:
     return low.pointwise("cast", found, hint="") if low.by_name[found].kind is Kind.TAKE else found
 
 
-MAX_SCATTERED = 8
-"""Largest number of indices along the scattered dimension for which a scatter is lowered."""
-
-
-@rule("scatter")
-def scatter(low: Lowering, fx: Any) -> str | None:
-    """Lower a scatter with few indices along its dimension to one `where` for each index. Of equal
-    indices the last one takes effect."""
-    x, places = operand(low, fx.args[0]), operand(low, fx.args[2])
-    source = operand(low, fx.args[3])
-    if not isinstance(x, str) or not isinstance(places, str) or source is None or not floating(fx):
-        return None
-    shape, given = shape_of(fx), shape_of(fx.args[2])
-    if not shape or "reduce" in fx.kwargs or len(fx.args) > 4:
-        return None
-    dim = int(fx.args[1]) % len(shape)
-    same = given[:dim] + given[dim + 1 :] == shape[:dim] + shape[dim + 1 :]
-    if not same or not 0 < given[dim] <= MAX_SCATTERED:
-        return None
-    if isinstance(source, str) and low.shape(source) != given:
-        return None
-    index = _along(low, dim, shape)
-    value: Operand = x
-    for k in range(given[dim]):
-        at = narrowed(low, places, dim, k, k + 1)
-        here = low.pointwise("eq", at, index, hint="here", dtype="bool")
-        new = narrowed(low, source, dim, k, k + 1) if isinstance(source, str) else source
-        hint = "" if k == given[dim] - 1 else "scattered"
-        value = low.pointwise("where", here, new, value, hint=hint, dtype=dtype_of(fx))
-    return str(value)
-
-
 @rule("one_hot")
 def one_hot(low: Lowering, fx: Any) -> str | None:
     """Lower one_hot to zeros and ones in float32, if its result is only cast to float32."""
@@ -257,7 +225,7 @@ def one_hot(low: Lowering, fx: Any) -> str | None:
     at = viewed(low, labels, (*shape[:-1], 1))
     if at is None:
         return None
-    index = _along(low, len(shape) - 1, shape)
+    index = along(low, len(shape) - 1, shape)
     here = low.pointwise("eq", at, index, hint="here", dtype="bool")
     return low.pointwise("where", here, 1.0, 0.0, hint="")
 
@@ -274,13 +242,6 @@ def _only_as_numbers(fx: Any) -> bool:
         else operator_name(user) in ("_to_copy", "to") and dtype_of(user) == "float32"
         for user in readers
     )
-
-
-def _along(low: Lowering, dim: int, shape: tuple[int, ...]) -> str:
-    """Add a node with the index of each element along dimension `dim`; return its name."""
-    extents = tuple(n if k == dim else 1 for k, n in enumerate(shape))
-    name = low.unique_name("index")
-    return low.add(Node(name, Kind.INDEX, "index", (), extents, dims=(dim,)))
 
 
 def taken(low: Lowering, x: str, places: str, dim: int) -> str:

@@ -238,6 +238,9 @@ def windowed(low: Lowering, name: str, dim: int, start: int, extent: int) -> str
     if node.kind is Kind.INSIDE:
         first, end = node.window
         return within(low, dim, first + start, end + start, shape)
+    if node.kind is Kind.INDEX:
+        longer = low.add(replace(node, name=low.unique_name("index"), shape=shape))
+        return low.pointwise("sub", longer, start, hint="moved")
     if node.kind is Kind.POINTWISE:
         args = []
         for arg in node.args:

@@ -6,6 +6,7 @@ On a CPU the weights of the state are stored in float32, in panels of 16 units e
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from cuagent.expert.edits import PREPARATIONS
@@ -19,7 +20,8 @@ from cuagent.expert.graph.lowering import (
     shape_of,
     value_of,
 )
-from cuagent.expert.recurrences.cells import Recurrence
+from cuagent.expert.recurrences.cells import GATES, LayerCall, Recurrence
+from cuagent.expert.rules.library import library
 from cuagent.expert.rules.views import narrowed
 
 UNITS = 16
@@ -61,6 +63,20 @@ def recurrence(low: Lowering, fx: Any) -> str | None:
             )
         )  # fmt: skip
     low.multiple[fx.name] = tuple(results)
+    return name
+
+
+@rule(*GATES)
+def layer(low: Lowering, fx: Any) -> str | None:
+    """Leave a recurrent layer to torch, and note how many kernels torch launches for it at
+    least."""
+    x, layers, batch_first = fx.args[0], fx.args[4], fx.args[-1]
+    if not isinstance(batch_first, bool) or len(shape_of(x)) != 3:
+        return None
+    steps = shape_of(x)[1 if batch_first else 0]
+    name = library(low, fx)
+    node = replace(low.by_name[name], spec=LayerCall(steps * layers * (2 if fx.args[7] else 1)))
+    low.nodes[-1] = low.by_name[name] = node
     return name
 
 

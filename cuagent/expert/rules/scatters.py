@@ -1,6 +1,7 @@
 """Lower sums and extremes of rows by index: `index_add`, `scatter_add`, `scatter_reduce`.
 
-Only cases on the CPU are covered, with one index for each row of the source and float32 elements.
+Few indices for each row become choices by index (`writes`). Other cases are covered on the CPU
+only, with one index for each row of the source and float32 elements.
 New tensors filled with one number (`zeros`, `ones_like`) are replaced by that number.
 """
 
@@ -9,16 +10,20 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from cuagent.expert.graph.graph import Kind, Node, Operand, Scatter
+from cuagent.expert.graph.graph import FLOATS, Kind, Node, Operand, Scatter
 from cuagent.expert.graph.lowering import (
     Lowering,
     argument,
     dtype_of,
+    floating,
     operand,
     operator_name,
     rule,
     shape_of,
+    value_of,
 )
+from cuagent.expert.rules.joins import windowed, within
+from cuagent.expert.rules.writes import written, written_by_row
 
 REDUCTIONS = {"sum": "sum", "amax": "amax", "amin": "amin"}
 FILLS = {"zeros": 0.0, "zeros_like": 0.0, "new_zeros": 0.0} | {
@@ -44,19 +49,46 @@ def scatter_reduce(low: Lowering, fx: Any) -> str | None:
     included = argument(fx, 5, "include_self", True)
     if name not in REDUCTIONS or not included or shape_of(index) != shape_of(source):
         return None
+    first, rows = filled(low, base), filled(low, source)
+    if first is not None and rows is not None:
+        few = written(low, fx, first, dim, index, rows, REDUCTIONS[name])
+        if few is not None:
+            return few
     return _scatter(low, fx, base, dim, index, source, REDUCTIONS[name], wraps=False)
 
 
 @rule("index_put")
 def index_put(low: Lowering, fx: Any) -> str | None:
-    """Lower `x[index] += source` with one one-dimensional index tensor."""
+    """Lower `x[index] += source` with one one-dimensional index tensor, or with two of which the
+    first is all rows in order."""
     base, indices, source = fx.args[:3]
-    if not argument(fx, 3, "accumulate", False) or len(indices) != 1 or indices[0] is None:
+    first = filled(low, base)
+    if not argument(fx, 3, "accumulate", False) or first is None:
+        return None
+    if by_row := written_by_row(low, fx, first, list(indices), source):
+        return by_row
+    if len(indices) != 1 or indices[0] is None:
         return None
     rows = shape_of(indices[0])
     if len(rows) != 1 or shape_of(source) != (*rows, *shape_of(base)[1:]):
         return None
     return _scatter(low, fx, base, 0, indices[0], source, "sum", wraps=True)
+
+
+@rule("slice_scatter")
+def slice_scatter(low: Lowering, fx: Any) -> str | None:
+    """Lower the replacement of adjacent slices, such as in the gradient of a slice, to a choice by
+    index."""
+    shape, (start, end) = shape_of(fx), (argument(fx, k, n) for k, n in ((3, "start"), (4, "end")))
+    base, source = filled(low, fx.args[0]), operand(low, fx.args[1])
+    dim = argument(fx, 2, "dim", 0) % max(len(shape), 1)
+    known = isinstance(source, str) and base is not None and floating(fx) and shape
+    if not known or argument(fx, 5, "step", 1) != 1:
+        return None
+    first, last, _ = slice(start, end).indices(shape[dim])
+    moved = windowed(low, str(source), dim, first, shape[dim])
+    chosen = within(low, dim, first, last, shape)
+    return low.pointwise("where", chosen, moved, base, hint="", dtype=dtype_of(fx))  # type: ignore[arg-type]
 
 
 def _scatter(
@@ -71,7 +103,7 @@ def _scatter(
     places = operand(low, index)
     if shape[:dim] + shape[dim + 1 :] != given[:dim] + given[dim + 1 :] or dim:
         return None
-    first, rows = _fill(low, base), _fill(low, source)
+    first, rows = filled(low, base), filled(low, source)
     if not isinstance(places, str) or first is None or rows is None:
         return None
     if not _is_by_row(low.by_name[places]):
@@ -91,13 +123,18 @@ def _is_by_row(index: Node) -> bool:
     return index.kind is Kind.STRIDED and not any(index.strides[1:])
 
 
-def _fill(low: Lowering, fx: Any) -> Operand | None:
+def filled(low: Lowering, fx: Any) -> Operand | None:
     """Return the number that fills a newly created tensor; for other tensors the node's name."""
+    import torch
+
     new = fx
     while operator_name(new) in COPIES and hasattr(new.args[0], "meta"):
         new = new.args[0]
-    name = operator_name(new)
-    if name in FILLS and dtype_of(new) == "float32":
+    name, dtype = operator_name(new), dtype_of(new)
+    if dtype not in FLOATS or dtype != dtype_of(fx):
+        return operand(low, fx)
+    if name in FILLS:
         return FILLS[name]
-    value = new.args[VALUES[name]] if name in VALUES and dtype_of(new) == "float32" else None
-    return float(value) if isinstance(value, int | float) else operand(low, fx)
+    value = new.args[VALUES[name]] if name in VALUES else None
+    known = isinstance(value, int | float)
+    return float(torch.tensor(value, dtype=value_of(new).dtype)) if known else operand(low, fx)

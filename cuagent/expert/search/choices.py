@@ -109,7 +109,8 @@ def _changes(subject: Subject, best: Outcome, bounds: Bounds) -> Iterator[tuple[
     if not best.is_clear_gain:
         yield from _tf32(subject, best)
         yield from _layouts(subject, best)
-    if not (options.compile or bounds.kernels_only) and _rest_may_gain(best, bounds):
+    compiles = not (options.compile or bounds.kernels_only or best.candidate.library_layers)
+    if compiles and _rest_may_gain(best, bounds):
         mode = _compile_mode(bounds.rung)
         graph = options.graph or (_has_graph(bounds.rung) and subject.backward is None)
         yield (
@@ -170,8 +171,12 @@ def _graph_comes_first(subject: Subject, options: Options, bounds: Bounds) -> bo
 
 def _saved_by_graph(candidate: Candidate) -> float:
     """Return the host seconds of a candidate's launches, less the time in which a graph copies."""
-    copies = candidate.copied_bytes / COPIED_BYTES_PER_SECOND
-    return candidate.launches * LAUNCH_SECONDS - copies
+    return candidate.launches * LAUNCH_SECONDS - _copying(candidate)
+
+
+def _copying(candidate: Candidate) -> float:
+    """Return the seconds in which a CUDA graph copies the arguments and results."""
+    return candidate.copied_bytes / COPIED_BYTES_PER_SECOND
 
 
 def _has_graph(rung: str) -> bool:
@@ -187,7 +192,11 @@ def _launches_may_dominate(subject: Subject, best: Outcome) -> bool:
         return False
     if best.seconds is None or best.seconds > LONG_CALL_SECONDS:
         return False
-    return _saved_by_graph(best.candidate) > LAUNCH_SHARE * best.seconds
+    saved = _saved_by_graph(best.candidate)
+    if best.busy is not None:
+        # The profile knows also the launches within calls of torch.
+        saved = max(saved, best.seconds - best.busy - _copying(best.candidate))
+    return saved > LAUNCH_SHARE * best.seconds
 
 
 def _tf32(subject: Subject, best: Outcome) -> Iterator[tuple[Options, str]]:

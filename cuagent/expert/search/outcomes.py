@@ -45,6 +45,8 @@ class Outcome:
     """Candidate's seconds per call; None if it was not timed."""
     own_share: float | None = None
     """Share of the candidate's time in its generated kernels; None without a profile."""
+    busy: float | None = None
+    """Seconds of a call in which the GPU computes; None without a profile, and on a CPU."""
     judged_s: float = 0.0
     """Seconds that its verdict and timing took; 0 if they are not known."""
 

@@ -193,8 +193,11 @@ def _record_profile(progress: Progress, data: Mapping[str, Any]) -> None:
         progress.bounds = replace(progress.bounds, in_tf32=in_tf32, is_exact=is_exact)
     if data.get("what") == "candidate" and progress.outcomes:
         last = progress.outcomes[-1]
-        share = own_share(data.get("profile"), last.candidate.kernels)
-        progress.outcomes[-1] = replace(last, own_share=share)
+        profile = data.get("profile")
+        share = own_share(profile, last.candidate.kernels)
+        busy = profile.get("busy") if isinstance(profile, Mapping) else None
+        busy = float(busy) if isinstance(busy, int | float) else None
+        progress.outcomes[-1] = replace(last, own_share=share, busy=busy)
 
 
 def own_share(profile: Any, kernels: Sequence[str]) -> float | None:
