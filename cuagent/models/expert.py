@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -71,11 +70,10 @@ class ExpertModel:
         from cuagent.expert.search.choices import candidate_of
 
         subject = self._open()
-        with suppress(Exception):  # the first query raises it again
-            made = candidate_of(subject, Options()) if subject else None
-            if subject and made and made.convolutions and subject.target.tf32_convolutions:
-                # The profile of the reference will tell which one is tried.
-                candidate_of(subject, Options(tf32_few_channels=True))
+        made = candidate_of(subject, Options()) if subject else None
+        if subject and made and made.convolutions and subject.target.tf32_convolutions:
+            # The profile of the reference will tell which one is tried.
+            candidate_of(subject, Options(tf32_few_channels=True))
 
     def query(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], on_text: OnText
