@@ -55,8 +55,9 @@ def has_layouts(nodes: Sequence[Any]) -> bool:
     layers = [fx for fx in nodes if ".conv" in str(fx.target)]
     found = [*layers, *(fx for fx in nodes if fx.op == "placeholder" and fx.users)]
     found += [fx for fx in outputs if fx.op == "call_function"]
+    read = [fx.args[0] for fx in layers if hasattr(fx.args[0], "meta")]
     return any(order_of_value(fx.meta.get("val")) for fx in found) or any(
-        order_of_value(fx.args[0].meta.get("val")) == CHANNELS_LAST for fx in layers
+        order_of_value(fx.meta.get("val")) == CHANNELS_LAST for fx in read
     )
 
 
