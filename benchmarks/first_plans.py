@@ -94,7 +94,7 @@ def plan(path: Path) -> Plan:
     found: list[Any] = []
     try:
         with limit(LIMIT_S), observed_plans(found):
-            with unwritten_tensors():
+            with unwritten_tensors(), traced_as_on_gpu():
                 subject = open_subject(load_task(f"{path}:Model", device="cpu"))
             made = make_candidate(replace(subject, target=H200), Options())
     except Exception as error:  # noqa: BLE001 - the module is foreign code
@@ -168,6 +168,23 @@ def unwritten_tensors() -> Iterator[None]:
 
     with Unwritten():
         yield
+
+
+@contextmanager
+def traced_as_on_gpu() -> Iterator[None]:
+    """Trace convolutions with contiguous results in this context, as traces on a GPU have them.
+
+    Traces on a CPU have results in the layout of the argument, and other plans.
+    """
+    import torch
+
+    name = "_conv_determine_backend_memory_format"
+    original = getattr(torch._C, name)
+    setattr(torch._C, name, lambda *_: torch.contiguous_format)
+    try:
+        yield
+    finally:
+        setattr(torch._C, name, original)
 
 
 @contextmanager

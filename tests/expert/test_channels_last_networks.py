@@ -48,6 +48,28 @@ def made(path, layer: str, end: tuple[str, int], target=HOPPER, count: int = 3, 
     return make_candidate(subject, options or Options())
 
 
+BRANCHES = """
+import torch
+from torch import nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.ModuleList([nn.Conv2d(10, 8, 3, padding=k, dilation=k) for k in (1, 2, 3)])
+        self.b = nn.Conv2d(24, 8, 3)
+        self.to(torch.{dtype})
+    def forward(self, x):
+        return self.b(torch.cat([a(x).relu() for a in self.a], 1)).mean((2, 3)), x.amax((2, 3))
+def get_inputs(): return [torch.randn(2, 10, 12, 17).to(torch.{dtype})]
+def get_init_inputs(): return []
+"""
+
+
+def branches(path, dtype: str):
+    (path / "task.py").write_text(BRANCHES.format(dtype=dtype))
+    subject = replace(open_subject(load_task(f"{path / 'task.py'}:Model")), target=HOPPER)
+    return make_candidate(subject, Options())
+
+
 def count_last(candidate) -> int:
     return str(candidate.files["model_new.py"]).count("torch.permute(F.conv2d(")
 
@@ -55,6 +77,23 @@ def count_last(candidate) -> int:
 def test_all_convolutions_are_channels_last(tmp_path):
     candidate = made(tmp_path, RESIDUAL, POOLED)
     assert count_last(candidate) == candidate.library_convolutions == candidate.convolutions == 5
+
+
+def test_an_input_of_several_convolutions_is_copied_once(tmp_path):
+    candidate = branches(tmp_path, "float16")
+    forward = candidate.files["model_new.py"].rpartition("def forward")[2]
+    assert count_last(candidate) == 4
+    assert forward.count("F.conv2d(x_last_input.permute") == 3
+    assert forward.count("x_last_input = ") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_copied_input_agrees_with_fp64(tmp_path, interpreted, dtype):
+    candidate = branches(tmp_path, dtype)
+    assert "x_last_input" in candidate.files["model_new.py"]
+    interpreted(candidate)
 
 
 @pytest.mark.parametrize(

@@ -146,3 +146,15 @@ def made(path, text: str):
     (path / "task.py").write_text(text)
     subject = replace(open_subject(load_task(f"{path / 'task.py'}:Model")), target=HOPPER)
     return make_candidate(subject, Options())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("result", ["", ".mean((2, 3))"])
+@pytest.mark.parametrize("trace", ["as returned", "contiguous"])
+def test_emulated_blocks_of_convnext_agree(tmp_path, monkeypatch, trace, result):
+    if trace == "contiguous":
+        trace_contiguous(monkeypatch)
+    text = STAGE.replace("RESULT", result).replace("32, 32, 56, 56", "2, 32, 12, 16")
+    text = text.replace("bfloat16", "float32")
+    candidate = check(tmp_path, monkeypatch, text, Options())
+    assert "LANES = 32" in cuda_text(candidate)

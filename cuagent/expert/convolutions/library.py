@@ -19,7 +19,7 @@ from cuagent.expert.convolutions.convolution import COPY, TRANSPOSED, settings_o
 from cuagent.expert.convolutions.qualify import LARGE, copy_call, qualifies
 from cuagent.expert.convolutions.stacked import stack_convolutions
 from cuagent.expert.edits import PREPARATIONS
-from cuagent.expert.graph.graph import JOIN, Graph, Kind, Node
+from cuagent.expert.graph.graph import JOIN, Graph, Kind, Node, contiguous_strides
 from cuagent.expert.graph.orders import CHANNELS_LAST
 
 WEIGHT = "{0}.movedim(1, -1).contiguous()  "
@@ -82,6 +82,7 @@ def arrange(graph: Graph, device: str, keep: frozenset[str], layout: Layout) -> 
             lambda n: n.origin not in keep and _is_arranged(n, device) and _may_be_last(n),
             _without_bias,
         )
+        graph = _with_copied_inputs(graph, keep)
     users, on_cpu = graph.users(), device == "cpu"
     if device == "cuda" and layout is Layout.CAPTURED:
         graph = replace(graph, nodes=tuple(_as_returned(graph, n) for n in graph.nodes))
@@ -112,6 +113,37 @@ def _as_returned(graph: Graph, node: Node) -> Node:
     if call and node.contiguous and node.args[0] in graph.last:
         return replace(node, order=CHANNELS_LAST)
     return node
+
+
+def _with_copied_inputs(graph: Graph, keep: frozenset[str]) -> Graph:
+    """Return the graph with one copy in channels-last layout of each input that convolutions read.
+
+    torch would copy it in each of their calls, and at a third of the rate of a generated kernel.
+    """
+    copies: dict[str, Node] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        plane = node.kind is Kind.LIBRARY and node.op.startswith("F.conv2d(")
+        if not plane or node.origin in keep or not _may_be_last(node):
+            nodes.append(node)
+            continue
+        x = graph.node(str(node.args[0]))
+        if x.kind is not Kind.INPUT or x.order or x.shape[1] < LEAST_COPIED:
+            nodes.append(node)
+            continue
+        if x.name not in copies:
+            shape, name = (x.shape[0], *x.shape[2:], x.shape[1]), f"{x.name}_last_input"
+            copies[x.name] = Node(
+                name, Kind.LIBRARY, COPY, (x.name,), shape, x.dtype, origin=node.origin, spec=EXACT
+            )
+            steps = contiguous_strides(shape)
+            view = Node(
+                f"{name}_view", Kind.STRIDED, "{0}.movedim(-1, 1)", (name,), x.shape, x.dtype,
+                origin=node.origin, contiguous=False, strides=(steps[0], steps[-1], *steps[1:-1]),
+            )  # fmt: skip
+            nodes += [copies[x.name], view]
+        nodes.append(replace(node, args=(f"{copies[x.name].name}_view", *node.args[1:])))
+    return replace(graph, nodes=tuple(nodes)) if copies else graph
 
 
 def _readers(node: Node, users: dict[str, list[Node]]) -> list[Node]:

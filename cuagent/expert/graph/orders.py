@@ -45,18 +45,20 @@ def order_of_value(value: Any) -> Order:
 
 
 def has_layouts(nodes: Sequence[Any]) -> bool:
-    """Return True if an input, a convolution's argument or result, or a computed output has
-    permuted dimensions.
+    """Return True if an input, a convolution's result or a computed output has permuted dimensions,
+    or a convolution's argument is in channels-last layout.
 
     For an output that only views another value's memory, that value counts: the view's strides
     follow from its order.
     """
     outputs = {_viewed_value(fx) for fx in nodes[-1].args[0] if hasattr(fx, "op")}
     layers = [fx for fx in nodes if ".conv" in str(fx.target)]
-    found = [*layers, *(fx.args[0] for fx in layers)]
-    found += [fx for fx in nodes if fx.op == "placeholder" and fx.users]
+    found = [*layers, *(fx for fx in nodes if fx.op == "placeholder" and fx.users)]
     found += [fx for fx in outputs if fx.op == "call_function"]
-    return any(order_of_value(fx.meta.get("val")) for fx in found)
+    read = [fx.args[0] for fx in layers if hasattr(fx.args[0], "meta")]
+    return any(order_of_value(fx.meta.get("val")) for fx in found) or any(
+        order_of_value(fx.meta.get("val")) == CHANNELS_LAST for fx in read
+    )
 
 
 def _viewed_value(fx: Any) -> Any:
