@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import captured_graphs  # type: ignore[import-not-found]
 import pytest
 import torch
 import torch.nn.functional as F
 from agreement import assert_agrees  # type: ignore[import-not-found]
 
+from cuagent.expert.attention.heads import with_heads_inside
+from cuagent.expert.attention.operators import attention
 from cuagent.expert.candidate import Options, make_candidate
 from cuagent.expert.capture.output_layouts import correct_outputs
 from cuagent.expert.capture.subject import Target, open_subject
+from cuagent.expert.graph.lowering import shape_of
 from cuagent.task import load_task
 from cuagent.task.reference import open_reference
 
@@ -103,3 +107,38 @@ def test_outputs_have_the_layout_of_a_real_call(tmp_path, order_of_attention, or
     with torch.no_grad():
         expected = model(*inputs)
     assert captured.outputs[0].meta["val"].stride() == expected.stride()
+
+
+PLACES = "p = torch.arange(9); d = (p - p[:, None]).abs() < 5; "
+MASKS = {
+    "a bias of each head": (
+        PLACES + "m = torch.where(d[None, None].expand(2, 1, 9, 9), b, -5.0)",
+        1,
+    ),
+    "expanded": (PLACES + "m = d.expand(2, 1, 9, 9)", 1),
+    "converted and filled": (
+        PLACES + "e = d.expand(2, 4, 9, 9); m = e.to(b.dtype).masked_fill(~e, -4.0) * 0.5 + b",
+        1,
+    ),
+    "of one sample": (PLACES + "m = d[None, None]", 1),
+    "of the samples": ("m = (q[:, :, :, :1] > 0).expand(2, 4, 9, 9)", 2),
+    "a bias of the samples": (
+        PLACES + "m = torch.where(d.expand(2, 1, 9, 9), b + q[:, :, :, :1], -5.0)",
+        2,
+    ),
+    "repeated": (PLACES + "m = d[None, None].repeat(2, 1, 1, 1)", 2),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_mask_is_computed_for_one_sample_if_all_are_equal(tmp_path, name):
+    before, samples = MASKS[name]
+    path = tmp_path / "task.py"
+    text = text_of("joined heads").replace("q, k, v, m):", f"q, k, v, b):\n        {before}")
+    path.write_text(text)
+    task = load_task(f"{path}:Model", device="cpu")
+    captured = with_heads_inside(open_subject(task).captured)
+    (call,) = [fx for fx in captured.nodes if fx.target is attention]
+    assert shape_of(call.args[3])[0] == samples
+    reference = open_reference(task)
+    captured_graphs.assert_equal_results(captured, reference.model(0), reference.inputs(0))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cuagent.expert.attention.masks import Mask
+from cuagent.expert.attention.masks import Mask, of_one_sample
 from cuagent.expert.attention.products import BatchedProduct, Operand
 from cuagent.expert.attention.repeats import RANK
 from cuagent.expert.attention.replacement import Match, replace_match, transposes
@@ -41,15 +41,21 @@ def with_heads_inside(captured: Captured) -> Captured:
         if called(node) != CALL or not _is_plain(node) or not transposes(edit, node, RANK):
             continue
         query, key, value = node.args[:3]
-        mask = argument(node, 3, "attn_mask")
+        edit.graph.inserting_before(node)
+        mask = _small(edit, argument(node, 3, "attn_mask"))
         options = {k: v for k, v in node.kwargs.items() if k in NAMES and v is not None}
         if argument(node, 5, "is_causal", False):
             options["is_causal"] = True
-        edit.graph.inserting_before(node)
         match = match_of_call(node, query, key, value)
         replace_match(edit, match, (query, key, value), Mask(mask), options)
         done = True
     return edit.result() if done else captured
+
+
+def _small(edit: Edit, mask: Any) -> Any:
+    """Return a mask without equal samples."""
+    single = None if mask is None else of_one_sample(edit, mask)
+    return mask if single is None else single
 
 
 def _is_plain(node: Any) -> bool:

@@ -147,6 +147,41 @@ def is_causal_mask(mask: Any, rows: int, columns: int) -> bool:
     return bool((kept == kept.new_ones(rows, columns).tril()).all())
 
 
+ELEMENTWISE = {
+    "where", "add", "sub", "mul", "masked_fill", "_to_copy", "clone", "alias", "logical_and",
+    "logical_or", "logical_not", "bitwise_and", "bitwise_or", "bitwise_not", "__and__", "__or__",
+    "eq", "ne", "lt", "le", "gt", "ge",
+}  # fmt: skip
+"""Operators that `of_one_sample` computes again from operands of one sample."""
+
+
+def of_one_sample(edit: Edit, mask: Any) -> Any:
+    """Return a mask of (batch, heads, queries, keys) that is equal for all samples as one of size 1
+    along the batch; None for other masks.
+
+    Such a mask is expanded, and often combined with a bias of each head behind that. The library
+    then reads it once for each sample.
+    """
+    import torch
+
+    shape = shape_of(mask)
+    if len(shape) < 4 or shape[0] == 1:
+        return mask
+    if len(shape) > 4 or mask.op != "call_function":
+        return None
+    if called(mask) == "expand":
+        source = mask.args[0]
+        if len(shape_of(source)) == 4 and shape_of(source)[0] != 1:
+            return None
+        return edit.call(torch.ops.aten.expand.default, (source, [1, *shape[1:]]))
+    if called(mask) not in ELEMENTWISE or any(hasattr(v, "meta") for v in mask.kwargs.values()):
+        return None
+    args = [of_one_sample(edit, a) if hasattr(a, "meta") else a for a in mask.args]
+    if any(a is None and b is not None for a, b in zip(args, mask.args, strict=True)):
+        return None
+    return edit.call(mask.target, args, mask.kwargs)
+
+
 def _empty(edit: Edit, kept: Any, added: Any, rank: int) -> Any:
     """Add a boolean tensor that is True at queries all of whose keys are masked or have a bias of
     -inf."""
