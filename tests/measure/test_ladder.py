@@ -23,6 +23,7 @@ from cuagent.measure.ladder import (
     measure_ladder,
     opens_quickly,
     rungs_of,
+    rungs_to_open,
     time_rungs,
 )
 from cuagent.measure.roofline.model import OperatorWork
@@ -297,7 +298,10 @@ def test_cached_ladder_states_its_age_and_fresh_measures_again(
 ) -> None:
     monkeypatch.setattr("cuagent.measure.ladder.rungs_of", lambda *_: ("eager",))
     with Timer(referee) as timer:
+        assert rungs_to_open(referee, fresh=False, cache=tmp_path) == ("eager",)
         assert measure_ladder(timer, whole=False, cache=tmp_path).age() == ""
+        assert rungs_to_open(referee, fresh=False, cache=tmp_path) == ()
+        assert rungs_to_open(referee, fresh=True, cache=tmp_path) == ("eager",)
         (file,) = tmp_path.glob("ladder-*.json")
         known = Ladder.from_json(json.loads(file.read_text()))
         aged = replace(known, when=time.time() - 1800, busy=0.0)
