@@ -160,6 +160,16 @@ RECURRENCES = {
     # fewer steps than on a CPU, because their emulation takes half a minute
     "many rows": (*recurrences.LAYERS["many rows"][:2], "torch.randn(2, 29, 6)"),
     "wide gru": ("self.r = nn.GRU(6, 150)", "return self.r(x)[0]", "torch.randn(5, 9, 6)"),
+    "gru with weights in shared memory": (
+        "self.r = nn.GRU(6, 290, 2, batch_first=True)",
+        "return self.r(x)[0]",
+        "torch.randn(3, 4, 6)",
+    ),
+    "lstm with weights in shared memory": (
+        "self.r = nn.LSTM(6, 512, bidirectional=True, bias=False)",
+        "y, (h, c) = self.r(x); return y, h, c",
+        "torch.randn(3, 9, 6)",
+    ),
 }
 
 

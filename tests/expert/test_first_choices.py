@@ -246,7 +246,7 @@ def test_exception_of_a_compiled_candidate_leads_to_the_same_kernels_without_com
         assert propose(subject, [failed]).candidate.options == expected
 
 
-LAYER = "nn.GRU(512, 512, 2, batch_first=True)"
+LAYER = "nn.GRU(512, 1024, 2, batch_first=True)"
 
 
 def test_steps_of_a_layer_of_torch_are_captured_into_a_graph(tmp_path):
@@ -278,3 +278,16 @@ def test_idle_gpu_of_a_profile_calls_for_a_graph(tmp_path, busy, graph):
     ratios = {"compile": Ratio(2.0, 1.98, 2.02)}
     outcome = Outcome(first, True, "accepted", 1, ratios, seconds=3e-3, busy=busy)
     assert propose(subject, [outcome]).candidate.options.graph is graph
+
+
+@pytest.mark.parametrize(
+    ("capability", "rows", "own"), [((9, 0), 8, True), ((9, 0), 128, False), ((12, 0), 8, False)]
+)
+def test_layer_of_many_units_has_a_kernel_if_the_library_is_slower(tmp_path, capability, rows, own):
+    """Its weights need the shared memory of a cluster, and few rows of a batch."""
+    layer, body = "nn.GRU(512, 512, batch_first=True)", "(self.c(x)[0] * 2).softmax(-1)"
+    subject = subject_of(tmp_path, layer, f"{rows}, 64, 512", body)
+    subject = replace(subject, target=Target("cuda", capability, 132))
+    candidate = make_candidate(subject, Options())
+    assert candidate.has_recurrences is own
+    assert candidate.library_layers is not own

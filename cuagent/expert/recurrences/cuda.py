@@ -2,110 +2,24 @@
 
 A cluster of blocks computes some rows (sequences) of the batch for all steps, so that no step waits
 for the whole grid. The weights of the state stay in registers: a warp has all gates of some units,
-and each lane a part of the columns. After a step each unit is stored to the shared memory of every
-block of the cluster, and one barrier of the cluster follows. Not covered: GPUs without clusters,
-states whose weights do not fit into a cluster's registers.
+and each lane a part of the columns. If they do not fit, the cluster has 16 blocks, and each lane
+has some of its columns in shared memory. After a step each unit is stored to the shared memory of
+every block of the cluster, and one barrier of the cluster follows. Not covered: GPUs without
+clusters, states whose weights do not fit into a cluster.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
-from cuagent.expert.capture.subject import Target
 from cuagent.expert.graph.graph import Graph, Kind, Node, contiguous_strides
 from cuagent.expert.graph.storage import NestError, storage
 from cuagent.expert.kernel import KernelCall, Request, cuda_call
-from cuagent.expert.recurrences.cells import GATES, Recurrence
+from cuagent.expert.recurrences.cells import Recurrence
+from cuagent.expert.recurrences.cuda_layout import CLUSTERS, LANES, WARPS, layout
 from cuagent.expert.recurrences.groups import LAST
 from cuagent.expert.streaming.expressions import TYPES, identifier, narrowed, widened
 from cuagent.expert.streaming.text import Writer
-
-WARPS = 16
-"""Number of warps of a block; a thread then has up to 128 registers."""
-CLUSTERS = (1, 2, 4, 8)
-"""Cluster sizes, in blocks, that every GPU with clusters can run."""
-MOST_WEIGHTS = 64
-"""Largest number of weights in the registers of a thread."""
-MOST_PASSES = 4
-MOST_STATE = 48 << 10
-"""Largest size in bytes of the states that a kernel stores in static shared memory."""
-BARRIER, PASS = 900, 400
-"""Estimated cycles of a step and of a pass over rows, in addition to those of the products."""
-LANES = 32
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Division of a recurrence's rows, units and columns among clusters, warps and lanes."""
-
-    cluster: int
-    """Number of blocks in a cluster."""
-    units: int
-    """Number of hidden units that a warp computes, a power of 2."""
-    slots: int
-    """Number of gates of a cell, rounded up to a power of 2."""
-    together: int
-    """Number of rows that a warp sums in one pass, a power of 2."""
-    passes: int
-    """Number of passes in which a cluster computes all its rows."""
-    chunks: int
-    """Number of groups of four columns that each lane multiplies."""
-
-    @property
-    def rows(self) -> int:
-        """Number of rows that a cluster computes."""
-        return self.together * self.passes
-
-    @property
-    def values(self) -> int:
-        """Number of sums that a warp computes in one pass, divided among its lanes."""
-        return self.together * self.units * self.slots
-
-
-def layout(cell: str, rows: int, hidden: int, processors: int) -> Layout | None:
-    """Return the fastest layout by an estimate of the cycles.
-
-    None if the weights do not fit into the registers of a cluster.
-    """
-    found = []
-    for cluster in CLUSTERS:
-        for shape in _layouts(cell, rows, hidden, cluster):
-            at_once = max(1, processors * 7 // 8 // cluster)
-            waves = math.ceil(math.ceil(rows / shape.rows) / at_once)
-            weights = GATES[cell] * shape.units * shape.chunks * 4
-            work = shape.passes * (PASS + shape.together * weights * WARPS // 4)
-            found.append((waves * (BARRIER + work), cluster, shape))
-    return min(found, key=lambda item: item[:2])[2] if found else None
-
-
-def _layouts(cell: str, rows: int, hidden: int, cluster: int) -> list[Layout]:
-    gates = GATES[cell]
-    slots, chunks = _power_of_2(gates), math.ceil(hidden / (4 * LANES))
-    units = _power_of_2(math.ceil(hidden / (cluster * WARPS)))
-    if gates * units * chunks * 4 > MOST_WEIGHTS or units * slots > LANES:
-        return []
-    shapes = []
-    for passes in range(1, MOST_PASSES + 1):
-        together = 1
-        while together * units * slots <= LANES and together < 2 * rows:
-            shape = Layout(cluster, units, slots, together, passes, chunks)
-            if 2 * shape.rows * chunks * 4 * LANES * 4 <= MOST_STATE:
-                shapes.append(shape)
-            together *= 2
-    return shapes
-
-
-def _power_of_2(count: int) -> int:
-    return 1 << (count - 1).bit_length()
-
-
-def has_kernel(cell: str, rows: int, hidden: int, dtype: str, target: Target) -> bool:
-    """Return True if a generated CUDA kernel can compute this recurrence on the target."""
-    if target.device != "cuda" or target.capability < (9, 0) or dtype != "float32":
-        return False
-    return layout(cell, rows, hidden, target.processors) is not None
-
 
 SUMS = """// Add the values of the lanes; lane k gets the sum of value k / (32 / COUNT).
 template <int COUNT>
@@ -166,6 +80,11 @@ def _parameter(tensor: str) -> str:
     return f"{identifier(tensor)}_in"
 
 
+def _stored(chunk: str) -> str:
+    """Return the C++ pointer to a lane's four weights of a chunk in shared memory."""
+    return f"(stored + ((u * GATES + g) * STORED + {chunk}) * {WARPS * LANES * 4})"
+
+
 def _operand(graph: Graph, name: str) -> tuple[Node, tuple[int, ...], int]:
     """Return the tensor that the launcher reads for operand `name`, its strides, and an offset.
 
@@ -183,7 +102,8 @@ class _Kernel:
         self.request, self.w = request, Writer()
         self.node = request.group.nodes[0]
         self.spec: Recurrence = self.node.spec
-        found = layout(self.spec.cell, self.spec.rows, self.spec.hidden, self.spec.processors)
+        spec = self.spec
+        found = layout(spec.cell, spec.rows, spec.hidden, spec.processors, request.clusters)
         if found is None or self.node.dtype != "float32":
             raise NestError(f"{request.name}: the weights do not fit into registers")
         self.layout = found
@@ -216,7 +136,12 @@ class _Kernel:
         w.open(f'extern "C" void {name}({", ".join(parameters)}, cudaStream_t stream)')
         blocks = math.ceil(spec.rows / form.rows) * form.cluster
         arguments = ", ".join(p.split()[-1] for p in parameters)
-        w(f"{name}_device<<<{blocks}, {WARPS * LANES}, 0, stream>>>({arguments});")
+        if form.cluster > max(CLUSTERS):
+            w(f"allow_cluster({name}_device);")
+        size = spec.gates * form.units * form.stored * 4 * WARPS * LANES * 4
+        if size:
+            w(f"allow_shared({name}_device, {size});")
+        w(f"{name}_device<<<{blocks}, {WARPS * LANES}, {size}, stream>>>({arguments});")
         w.close()
         return "\n".join(w.lines) + "\n"
 
@@ -231,6 +156,7 @@ class _Kernel:
         w(f"constexpr int CHUNKS = {form.chunks}, CLUSTER = {form.cluster}, WARPS = {WARPS};")
         w("constexpr int VALUES = TOGETHER * UNITS * SLOTS, WIDTH = CHUNKS * 128;")
         w("constexpr int COPIES = 32 / VALUES, SHARE = COPIES * SLOTS;")
+        w(f"constexpr int STORED = {form.stored}, KEPT = CHUNKS - STORED;")
 
     def _place(self) -> None:
         """Declare the rows and units that a lane computes."""
@@ -248,14 +174,21 @@ class _Kernel:
         """Write the loads of weights, biases and first states into registers."""
         w = self.w
         base, (outer, inner), offset = self.operands[1]
-        w("float weight[UNITS][SLOTS][CHUNKS][4];")
+        w("float weight[UNITS][SLOTS][KEPT][4];")
+        if self.layout.stored:
+            memory = f"{self.request.name}_memory"
+            w(f"extern __shared__ Elements<float, 4> {memory}[];")
+            w(f"float* stored = reinterpret_cast<float*>({memory}) + threadIdx.x * 4;")
         for name, extent in (("u", "UNITS"), ("g", "SLOTS"), ("j", "CHUNKS"), ("q", "4")):
             w.pragma("unroll")
             w.open(f"for (int {name} = 0; {name} < {extent}; ++{name})")
         w("const int column = j * 128 + lane * 4 + q;")
         w("const bool inside = g < GATES && first_unit + u < HIDDEN && column < HIDDEN;")
         place = f"(g * HIDDEN + first_unit + u) * {outer} + column * {inner}"
-        w(f"weight[u][g][j][q] = inside ? {_parameter(base.name)}[{offset} + {place}] : 0.f;")
+        value = f"inside ? {_parameter(base.name)}[{offset} + {place}] : 0.f"
+        if self.layout.stored:
+            w(f"if (j >= KEPT && g < GATES) {_stored('j - KEPT')}[q] = {value};")
+        w(f"if (j < KEPT) weight[u][g][j][q] = {value};")
         w.close(4)
         w("float bias[GATES] = {};")
         if self.biased:
@@ -341,14 +274,24 @@ class _Kernel:
         """Write the products of the weights with the states of the rows of one pass."""
         w = self.w
         w("float sums[VALUES] = {};")
-        for name, extent in (("j", "CHUNKS"), ("r", "TOGETHER")):
+        for stored in (False, True) if self.layout.stored else (False,):
             w.pragma("unroll")
-            w.open(f"for (int {name} = 0; {name} < {extent}; ++{name})")
-        w("float h[4];")
-        w("load_vector(&state[step & 1][pass * TOGETHER + r][j * 128 + lane * 4], h);")
-        for name, extent in (("u", "UNITS"), ("g", "GATES"), ("q", "4")):
+            w.open(f"for (int j = 0; j < {'STORED' if stored else 'KEPT'}; ++j)")
+            if stored:
+                w("float loaded[UNITS][GATES][4];")
+                for name, extent in (("u", "UNITS"), ("g", "GATES")):
+                    w.pragma("unroll")
+                    w(f"for (int {name} = 0; {name} < {extent}; ++{name})")
+                w(f"  load_vector({_stored('j')}, loaded[u][g]);")
             w.pragma("unroll")
-            w(f"for (int {name} = 0; {name} < {extent}; ++{name})")
-        w("  sums[(r * UNITS + u) * SLOTS + g] += weight[u][g][j][q] * h[q];")
-        w.close(2)
+            w.open("for (int r = 0; r < TOGETHER; ++r)")
+            w("float h[4];")
+            column = "(j + KEPT) * 128" if stored else "j * 128"
+            w(f"load_vector(&state[step & 1][pass * TOGETHER + r][{column} + lane * 4], h);")
+            for name, extent in (("u", "UNITS"), ("g", "GATES"), ("q", "4")):
+                w.pragma("unroll")
+                w(f"for (int {name} = 0; {name} < {extent}; ++{name})")
+            value = "loaded[u][g][q]" if stored else "weight[u][g][j][q]"
+            w(f"  sums[(r * UNITS + u) * SLOTS + g] += {value} * h[q];")
+            w.close(2)
         w("const float sum = scattered_sum(sums);")

@@ -20,7 +20,7 @@ from cuagent.expert.capture.subject import Target
 from cuagent.expert.graph.graph import FLOATS
 from cuagent.expert.graph.lowering import argument, dtype_of, shape_of
 from cuagent.expert.recurrences.cells import CELLS, GATES, recurrence
-from cuagent.expert.recurrences.cuda import has_kernel
+from cuagent.expert.recurrences.cuda_layout import has_kernel
 
 LEAST_STEPS = 2
 MOST_HIDDEN = 256
