@@ -92,7 +92,7 @@ def test_first_rungs_open_before_the_ladder_only_on_a_gpu_of_one_judge(
     timer = Timer()
     timer.shared_device = shared
     task = type("Task", (), {"device": device})()
-    timer.referee = type("Referee", (), {"task": task})()
+    timer.referee = SimpleNamespace(task=task, large=False)
     fresh: list[bool] = []
 
     def to_open(_: Any, **options: Any) -> tuple[str, ...]:
