@@ -53,9 +53,14 @@ LOSSES = {
     "picked by rows": "-F.log_softmax(x, -1)[torch.arange(7), y].mean()",
     "cross-entropy": "F.cross_entropy(x.float(), y, ignore_index=2, label_smoothing=0.2)",
     "chosen twice": "(x.softmax(-1).gather(1, torch.stack([y, y.flip(0)], 1)) * x[:, :2]).sum(-1)",
+    "weights of classes": "F.cross_entropy(x, y, self.w, ignore_index=5, label_smoothing=0.1)",
+    "weights without reduction": "F.nll_loss(x, y, self.w, reduction='none', ignore_index=1) * 2",
+    "sum of weights": "F.cross_entropy(x, y, self.w, reduction='sum')",
     "one-hot": "-(x.log_softmax(-1) * F.one_hot(y, 13).to(x.dtype)).sum(-1).mean()",
 }
 LEFT = (
+    "nll_loss_backward",
+    "nll_loss_forward",
     "scatter",
     "scatter_add",
     "slice_scatter",
@@ -131,6 +136,9 @@ def loss_text(body: str, dtype: str, labels: str) -> str:
 import torch
 import torch.nn.functional as F
 class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("w", torch.arange(1.0, 14.0).to(torch.{dtype}) / 8)
     def forward(self, x, y):
         return {body}
 def get_inputs(): return [torch.randn(7, 13).to(torch.{dtype}) * 3, torch.tensor({labels})]
@@ -159,7 +167,7 @@ def gradients(
     with torch.no_grad():
         got = as_step(new.eval(), 2)(*given)
         expected = reference(*given)
-        exact = reference(*[t.double() if t.is_floating_point() else t for t in given])
+        exact = reference.double()(*[t.double() if t.is_floating_point() else t for t in given])
     return candidate, list(got), list(expected), list(exact)
 
 

@@ -194,14 +194,19 @@ def _counted(target: Any, ignored: int) -> Any:
 
 
 def _nll_loss(x: Any, target: Any, weight: Any, reduction: int, ignored: int) -> Any:
-    if weight is not None or x.dim() != 2:
+    if x.dim() != 2:
         return NotImplemented
-    counts = _counted(target, ignored)
-    picked = -x.gather(1, target.clamp(min=0).unsqueeze(1)).squeeze(1)
-    picked = picked.where(counts, picked.new_zeros(()))
-    total = counts.to(x.dtype).sum()
+    counts, classes = _counted(target, ignored), target.clamp(min=0)
+    zero = x.new_zeros(())
+    picked = -x.gather(1, classes.unsqueeze(1)).squeeze(1)
+    share = counts.to(x.dtype)
+    if weight is not None:
+        share = weight.gather(0, classes).where(counts, zero)
+        picked = picked * share
+    picked = picked.where(counts, zero)
+    total = share.sum()
     if reduction == 0:
-        return picked, picked.new_zeros(())
+        return picked, x.new_zeros(())
     return (picked.sum() / total if reduction == 1 else picked.sum()), total
 
 
@@ -210,12 +215,13 @@ def _nll_loss_backward(
 ) -> Any:
     import torch
 
-    if weight is not None or x.dim() != 2:
+    if x.dim() != 2:
         return NotImplemented
     share = gradient / total if reduction == 1 else gradient
     share = share.unsqueeze(-1) if reduction == 0 else share
     columns = torch.arange(x.shape[1], device=x.device)
     chosen = (columns == target.unsqueeze(1)) & _counted(target, ignored).unsqueeze(1)
+    share = share if weight is None else share * weight
     return torch.where(chosen, -share, share.new_zeros(()))
 
 
