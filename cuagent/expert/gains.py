@@ -70,12 +70,23 @@ def may_gain(group: Group, steps: Steps, graph: Graph, device: str) -> bool:
     reduction |= device == "cpu" and any(_is_slow_extreme(n, graph) for n in work)
     # Another operator, the conversion of the operand, became a part of the load.
     several |= any(reads_half(graph, n) and n.op != "cast" for n in work)
+    several |= any(_computes_most(n, graph) for n in work)
     several |= stacked or len(origins) > 1 or len(work) > 3 or group.family != "streaming"
     if device == "cpu" and group.size <= SMALL:
         reduction |= any(o.startswith(("cat", "stack")) for o in origins)
         reduction |= any(_touch(group, s, graph) for s in steps if isinstance(s, Group))
     several |= broadcast or any(name in graph.parts for name in group.outputs)
     return several or shared or algebra or in_place or widening or reduction or gathers or partial
+
+
+def _computes_most(node: Node, graph: Graph) -> bool:
+    """Return True for an operation that a concatenation computes again, in place of storing a part
+    of at least half of its size."""
+    if node.kind is not Kind.POINTWISE or not node.origin.startswith(("cat", "stack")):
+        return False
+    windows = [graph.node(a) for a in node.inputs if graph.node(a).kind is Kind.WINDOW]
+    sizes = [(w.window[1] - w.window[0]) / w.shape[w.dims[0]] for w in windows]
+    return node.op not in ("where", "cast") and max(sizes, default=0.0) >= 0.5
 
 
 def _touch(group: Group, other: Group, graph: Graph) -> bool:

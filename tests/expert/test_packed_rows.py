@@ -35,7 +35,7 @@ def get_init_inputs(): return []
 NORM = "h = x + y * self.weight; return F.layer_norm(h, h.shape[1:], self.weight, self.weight), h"
 CASES = {
     "residual and norm": (NORM, 1024, "bfloat16"),
-    "norm of a part of the last vectors": (NORM, 808, "float16"),
+    "norm of a part of the last vectors": (NORM, 2056, "float16"),
     "norm of a block": ("return F.layer_norm(x, x.shape[1:], self.weight)", 4096, "bfloat16"),
     "vectors of four": ("return F.layer_norm(x, x.shape[1:])", 132, "float16"),
     "softmax": ("return torch.softmax(x * 2 + y, -1)", 512, "bfloat16"),
