@@ -15,7 +15,7 @@ import math
 
 from cuagent.expert.anchored.values import address
 from cuagent.expert.depthwise import cuda_last
-from cuagent.expert.depthwise.match import DepthwiseText, place
+from cuagent.expert.depthwise.match import DepthwiseText, place, write_launcher
 from cuagent.expert.graph.graph import ITEM_BYTES, Kind, Window
 from cuagent.expert.graph.storage import NestError, storage
 from cuagent.expert.kernel import KernelCall, Request, cuda_call
@@ -105,11 +105,7 @@ class _Depthwise(DepthwiseText):
         self._body()
         w.close()
         w()
-        arguments = ", ".join(p.split()[-1] for p in parameters)
-        w.open(f'extern "C" void {name}({", ".join(parameters)}, cudaStream_t stream)')
-        grid = math.ceil(total / self.threads)
-        w(f"{name}_device<<<{grid}, {self.threads}, 0, stream>>>({arguments});")
-        w.close()
+        write_launcher(w, name, parameters, total, self.threads)
         return "\n".join(w.lines) + "\n"
 
     def _decode(self) -> None:

@@ -15,6 +15,7 @@ import math
 from dataclasses import dataclass
 
 from cuagent.expert.anchored.values import Values, address
+from cuagent.expert.depthwise.match import write_launcher
 from cuagent.expert.graph.graph import Kind, Window
 from cuagent.expert.graph.storage import NestError, storage
 from cuagent.expert.kernel import KernelCall, Request, cuda_call
@@ -160,11 +161,7 @@ class _Last:
         self._store()
         w.close()
         w()
-        arguments = ", ".join(p.split()[-1] for p in parameters)
-        w.open(f'extern "C" void {name}({", ".join(parameters)}, cudaStream_t stream)')
-        grid = math.ceil(total / self.threads)
-        w(f"{name}_device<<<{grid}, {self.threads}, 0, stream>>>({arguments});")
-        w.close()
+        write_launcher(w, name, parameters, total, self.threads)
         return "\n".join(w.lines) + "\n"
 
     def _decode(self, total: int) -> None:
