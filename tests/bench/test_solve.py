@@ -69,7 +69,9 @@ def test_a_problem_on_a_shared_device(tmp_path: Path, monkeypatch: pytest.Monkey
     background = sum(stages.get(stage, 0) for stage in beside)
     assert sum(stages.values()) - background < held["total_s"] + 1, "a second counted twice"
     sampled = sum(stages[f"{stage}_s"] for stage in ("ladder", "quick_timing", "record_timing"))
-    assert held["timing_s"] < sampled + stages["profiling_s"] + 5, "the device was held for longer"
+    # A clear gain is not profiled.
+    sampled += stages.get("profiling_s", 0.0)
+    assert held["timing_s"] < sampled + 5, "the device was held for longer"
     assert held["timing_s"] > 0
     assert held["shared_s"] > 0
     assert held["timing_s"] + held["waiting_s"] < held["total_s"]
