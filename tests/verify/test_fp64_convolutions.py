@@ -166,11 +166,11 @@ def test_plan_knows_the_columns_unless_memory_is_scarce(
     task = load_task(tmp_path / "task.py", device="cpu")
     made: list[Convolutions] = []
 
-    def on_gpu(limit: int = 0) -> Convolutions:
+    def on_gpu(limit: int = 0, **settings: bool) -> Convolutions:
         made.append(Convolutions(1 << 20))
         return made[-1]
 
-    monkeypatch.setattr("cuagent.verify.oracle.two_precisions.Convolutions", on_gpu)
+    monkeypatch.setattr(describe, "Convolutions", on_gpu)
     if scarce:
         monkeypatch.setattr(describe, "MOST_PLANNED", 0.0)
     with torch.no_grad():
@@ -212,3 +212,46 @@ def test_native_results_equal_cudnns_on_the_gpu() -> None:
     assert taken <= chosen.memory + (32 << 20), "cuBLAS's workspace"
     assert (found - right).abs().max() <= 1e-14 * right.abs().max()
     assert torch.backends.cudnn.enabled
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Conv1d(6, 6, 3, padding=2, dilation=2, groups=6), (2, 6, 11)),
+        (
+            nn.Conv2d(5, 5, (3, 5), stride=(2, 1), padding=(1, 0), groups=5, bias=False),
+            (3, 5, 9, 8),
+        ),
+        (nn.Conv2d(4, 4, 3, stride=3, groups=4), (4, 10, 10)),
+        (nn.Conv3d(3, 3, 2, stride=2, padding=1, groups=3), (2, 3, 5, 6, 7)),
+    ],
+    ids=str,
+)
+def test_depthwise_convolution_on_a_cpu_is_a_sum_of_shifted_inputs(
+    layer: nn.Module, shape: tuple[int, ...]
+) -> None:
+    layer, x = layer.double(), torch.randn(shape, dtype=torch.float64)
+    chosen = Convolutions(LEAST_LIMIT, only_depthwise=True)
+    with torch.no_grad():
+        right = layer(x)
+        with chosen.native():
+            found = layer(x)
+            x.view(-1)[0] = torch.nan
+            spoilt = layer(x)
+        torch.testing.assert_close(found, right, rtol=1e-13, atol=1e-13)
+        assert torch.equal(spoilt.isnan(), layer(x).isnan())
+    chosen.end_search()
+    assert chosen.count == 2
+    assert chosen.limit
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [nn.Conv2d(4, 4, 3), nn.Conv2d(4, 8, 3, groups=4), nn.ConvTranspose2d(4, 4, 3, groups=4)],
+)
+def test_other_convolutions_on_a_cpu_are_torchs(layer: nn.Module) -> None:
+    chosen = Convolutions(LEAST_LIMIT, only_depthwise=True)
+    with torch.no_grad(), chosen.native():
+        layer.double()(torch.ones(1, 4, 5, 5, dtype=torch.float64))
+    chosen.end_search()
+    assert chosen.limit == 0, "no operator is intercepted any more"

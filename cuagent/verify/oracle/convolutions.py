@@ -1,11 +1,13 @@
-"""Compute fp64 convolutions with torch's own kernels where these are faster than cuDNN's.
+"""Compute fp64 convolutions with the fastest implementation at hand.
 
-torch's own kernels unfold one sample at a time into a matrix of columns and multiply it with
-cuBLAS, which has tensor cores for fp64. On an H200 they take a half to a tenth of cuDNN's time, and
-equal its results within 3e-15 (docs/measurements/fp64-convolutions-h200.json, made by
-benchmarks/fp64_convolutions.py). They need memory for the columns, so cuDNN computes convolutions
-whose columns are too large. It also computes those with little work for each sample, because the
-samples of a batch are launched one after the other, and those with groups.
+On a CPU these are torch's kernels, except for depthwise convolutions (`depthwise`). On a GPU these
+are torch's own kernels where they are faster than cuDNN's. They unfold one sample at a time into a
+matrix of columns and multiply it with cuBLAS, which has tensor cores for fp64. On an H200 they take
+a half to a tenth of cuDNN's time, and equal its results within 3e-15
+(docs/measurements/fp64-convolutions-h200.json, made by benchmarks/fp64_convolutions.py). They need
+memory for the columns, so cuDNN computes convolutions whose columns are too large. It also computes
+those with little work for each sample, because the samples of a batch are launched one after the
+other, and those with groups.
 
 Not covered: convolutions in other precisions, and RNNs.
 
@@ -19,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from cuagent.verify.oracle.depthwise import depthwise_convolution, is_depthwise
 from cuagent.verify.trace.hooks import intercept_operators
 
 if TYPE_CHECKING:
@@ -51,20 +54,21 @@ class Convolutions:
     nothing is intercepted.
     """
 
-    def __init__(self, limit: int = 0) -> None:
+    def __init__(self, limit: int = 0, *, only_depthwise: bool = False) -> None:
         self.limit = limit
+        self.only_depthwise = only_depthwise
+        """True on a CPU, where torch computes all other convolutions."""
         self.memory = 0
         """Largest number of bytes that a call of torch's own kernels took besides its output."""
         self.count = 0
-        """Number of fp64 convolutions so far."""
+        """Number of fp64 convolutions so far that need not be computed in torch's default way."""
 
     def native(self) -> AbstractContextManager[Any]:
         """Return a context in which fp64 convolutions use torch's own kernels where they pay."""
         return intercept_operators(self._call) if self.limit else nullcontext()
 
     def end_search(self) -> None:
-        """Intercept no operators from now on if the reference turned out to have no fp64
-        convolution."""
+        """Intercept no operators from now on if none would be computed in another way."""
         if not self.count:
             self.limit = 0
 
@@ -74,6 +78,11 @@ class Convolutions:
         wide = torch.float64, torch.complex128
         name = function.overloadpacket.__name__
         if name != "convolution" or args[0].dtype not in wide:
+            return function(*args, **kwargs)
+        if is_depthwise(args):
+            self.count += 1
+            return depthwise_convolution(args)
+        if self.only_depthwise:
             return function(*args, **kwargs)
         self.count += 1
         needed, failed = columns_bytes(args), False

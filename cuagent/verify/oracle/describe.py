@@ -144,6 +144,8 @@ def describe(
     reference.before_call = before_call
     if opened.task.device is Device.CUDA:
         reference.convolutions = Convolutions(int(SHARE * total(device, budget)))
+    else:
+        reference.convolutions = Convolutions(LEAST_LIMIT, only_depthwise=True)
     init = _init_form(opened)
     unit = coarsest(results, opened.task.precision, first.terms.unit)
     reference.roundoff = reach(first.terms.signed, unit)

@@ -54,6 +54,7 @@ from cuagent.worker.memory.heap import (
     give_back,
     give_back_surplus,
 )
+from cuagent.worker.sleeping_threads import let_threads_sleep
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -99,6 +100,7 @@ class _Oracle:
         task = task_from_json(json.loads((folder / "task.json").read_text()))
         if task.device is Device.CPU:
             harden()
+            let_threads_sleep()
         torch.set_grad_enabled(False)
         self.task = task
         self.arenas: dict[int, Arena] = {}
