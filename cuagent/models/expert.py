@@ -20,6 +20,8 @@ from cuagent.expert.search.planner import Proposal, propose
 from cuagent.expert.search.progress import Progress, read_progress
 from cuagent.expert.search.tuning import recalled, remember
 from cuagent.models.model import Finish, Message, OnText, Reply, ToolCall, ToolSpec
+from cuagent.task import Device
+from cuagent.worker.sleeping_threads import let_threads_sleep
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,6 +123,8 @@ class ExpertModel:
         from cuagent.expert.capture.subject import open_subject
 
         if self._subject is None and not self._problem:
+            if self._task.device is Device.CPU:
+                let_threads_sleep()  # rungs compile and open meanwhile
             try:
                 self._subject = open_subject(self._task)
             except CaptureError as error:

@@ -4,6 +4,7 @@ open.
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 
 from cuagent.arms import CANDIDATE
@@ -69,5 +70,7 @@ def _call_once(
             session.load(weights)
             session.block(batch.lent, outputs, [(0, 0)], deadline_s=FIRST_CALL_S)
 
-        run_giving_way(compile_all, session, sharing)
-        processes.compiled.keep(attempt, session.folder)
+        begun = time.monotonic()
+        breaks_s = run_giving_way(compile_all, session, sharing)
+        first_call_s = time.monotonic() - begun - breaks_s
+        processes.compiled.keep(attempt, session.folder, first_call_s)

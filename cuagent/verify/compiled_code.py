@@ -14,6 +14,7 @@ limits. No trusted process runs or parses them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -80,6 +81,8 @@ class _Compiled:
 
     files: tuple[_File, ...] = ()
     folder: bytes = b""
+    first_call_s: float = 0.0
+    """Seconds that the first call took; 0 if it failed."""
 
 
 class _TooMuch(Exception):
@@ -102,18 +105,21 @@ class CompiledCode:
         """Return True if at least one compiled file of the attempt is stored."""
         return attempt in self and bool(self._kept[attempt.digest].files)
 
-    def keep(self, attempt: Attempt, folder: Path | None) -> None:
+    def first_call_s(self, attempt: Attempt) -> float:
+        """Return the seconds that the attempt's first call took; 0 if it was not made or failed."""
+        return self._kept.get(attempt.digest, _Compiled()).first_call_s
+
+    def keep(self, attempt: Attempt, folder: Path | None, first_call_s: float = 0.0) -> None:
         """Read the compiled files in a process's `folder` and store them; store none if `folder` is
         None.
 
-        The processes that write to `folder` must be stopped or have ended.
+        The first call took `first_call_s` seconds. The processes that write to `folder` must be
+        stopped or have ended.
         """
-        found = _Compiled()
+        found = _Compiled(first_call_s=first_call_s)
         if folder is not None:
-            try:
-                found = _Compiled(tuple(_read(folder)), str(folder).encode())
-            except (OSError, _TooMuch):
-                found = _Compiled()
+            with contextlib.suppress(OSError, _TooMuch):
+                found = _Compiled(tuple(_read(folder)), str(folder).encode(), first_call_s)
         self._kept.pop(attempt.digest, None)
         self._kept[attempt.digest] = found
         while len(self._kept) > MOST_ATTEMPTS:

@@ -59,6 +59,8 @@ Isolation = Literal["auto", "landlock", "none"]
 
 VERIFIED_CALL_S = 30.0
 """Least time limit of one call in seconds; for a slow reference it is SLOWER times its time."""
+REPEATED = 1.5
+"""Time limit of a repeated first call, divided by the seconds of the earlier one."""
 VERDICT_S = 60.0
 """Seconds that a candidate's calls and loads may take in one verdict.
 
@@ -139,10 +141,15 @@ class Referee:
         """Return the time limit of one call of a candidate in seconds.
 
         An attempt that compiles when it is called may use the whole time of a verdict, because on a
-        busy machine torch.compile takes longer than a call.
+        busy machine torch.compile takes longer than a call. If its first call took longer, its
+        compiled files may have been too many to store, so it may compile them again.
         """
         least = VERDICT_S if compiles_when_called(attempt) else self.call_s
-        return max(least, self.call_s, SLOWER * self.facts.call_s)
+        return max(least, self.call_s, SLOWER * self.facts.call_s, self._compiling_s(attempt))
+
+    def _compiling_s(self, attempt: Attempt) -> float:
+        """Return the seconds in which the attempt may compile again what it did ahead."""
+        return REPEATED * self.processes.compiled.first_call_s(attempt)
 
     @property
     def folder(self) -> Path:
@@ -388,8 +395,9 @@ class Referee:
             with tally.clock("worker"):
                 libraries = [library.path for library in build.libraries]
                 run_giving_way(partial(session.import_model, libraries), session, sharing)
-            session.time_limit_s = self.time_limit_s(call_count(self.facts.sweep_counts))
             call_s = self.call_limit_s(pending.attempt)
+            session.time_limit_s = self.time_limit_s(call_count(self.facts.sweep_counts))
+            session.time_limit_s += self._compiling_s(pending.attempt)
             VerificationRun(
                 self.context, pending.prefetcher, session, tally, call_s, pending.seeds, sharing
             ).run()

@@ -446,3 +446,5 @@ def test_candidate_that_compiles_may_take_longer_for_a_call(referee: Referee) ->
         referee.call_s, referee_module.SLOWER * referee.facts.call_s
     )
     assert referee.call_limit_s(compiled) >= referee_module.VERDICT_S > referee.call_s
+    referee.processes.compiled.keep(compiled, None, 100.0)
+    assert referee.call_limit_s(compiled) > 100.0, "it may have to compile again"

@@ -34,6 +34,9 @@ FEW_CONVOLUTIONS = 3
 
 In networks with more convolutions, layouts change too often.
 """
+MOST_COMPILED = 60
+"""Largest number of kernels and library calls in a candidate for a CPU that torch.compile is tried
+on. EfficientNet's 172 took a minute to compile in the sandbox."""
 AUTOTUNE = "max-autotune-no-cudagraphs"
 COMPILE_MODES = ("reduce-overhead", "max-autotune", AUTOTUNE)
 """Names of rungs that are modes of torch.compile."""
@@ -110,6 +113,7 @@ def _changes(subject: Subject, best: Outcome, bounds: Bounds) -> Iterator[tuple[
         yield from _tf32(subject, best)
         yield from _layouts(subject, best)
     compiles = not (options.compile or bounds.kernels_only or best.candidate.library_layers)
+    compiles &= subject.device == "cuda" or best.candidate.launches <= MOST_COMPILED
     if compiles and _rest_may_gain(best, bounds):
         mode = _compile_mode(bounds.rung)
         graph = options.graph or (_has_graph(bounds.rung) and subject.backward is None)
