@@ -16,8 +16,9 @@ UNIT = 2.0**-24
 """Unit roundoff u of fp32; inputs and weights of the oracle are perturbed by this relative size."""
 FAILURES = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
 """Exceptions that a module may raise on altered inputs, for example on probabilities above one."""
-BLOCK = {"cpu": 1 << 18, "cuda": 1 << 24}
-"""Number of elements processed at a time, by device type. On the CPU a block fits in the caches."""
+BLOCK = {"cpu": 1 << 15, "cuda": 1 << 24}
+"""Number of elements processed at a time, by device type. On the CPU a block fits in the caches,
+and torch uses one thread."""
 
 
 def is_inexact(tensor: Tensor) -> bool:

@@ -245,6 +245,20 @@ def test_depthwise_convolution_on_a_cpu_is_a_sum_of_shifted_inputs(
     assert chosen.limit
 
 
+def test_depthwise_convolution_is_one_operator_for_perturbations() -> None:
+    layer, x = nn.Conv2d(4, 4, 3, groups=4).double(), torch.ones(1, 4, 5, 5).double()
+    seen: list[str] = []
+    chosen = Convolutions(LEAST_LIMIT, only_depthwise=True)
+
+    def see(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        seen.append(function.overloadpacket.__name__)
+        return function(*args, **kwargs)
+
+    with torch.no_grad(), intercept_operators(see), chosen.native():
+        layer(x)
+    assert seen == ["depthwise"]
+
+
 @pytest.mark.parametrize(
     "layer",
     [nn.Conv2d(4, 4, 3), nn.Conv2d(4, 8, 3, groups=4), nn.ConvTranspose2d(4, 4, 3, groups=4)],

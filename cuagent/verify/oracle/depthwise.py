@@ -6,12 +6,20 @@ fifths of that time with two threads, on the 16 depthwise layers of EfficientNet
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+SCHEMA = (
+    "depthwise(Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding,"
+    " int[] dilation) -> Tensor"
+)
+_libraries: list[Any] = []
+"""The registered library: an operator ends with the object that defined it."""
 
 
 def is_depthwise(args: Sequence[Any]) -> bool:
@@ -31,12 +39,40 @@ def is_depthwise(args: Sequence[Any]) -> bool:
 def depthwise_convolution(args: Sequence[Any]) -> Tensor:
     """Return the result of an aten.convolution for which `is_depthwise` is true.
 
-    Shapes: input (N, C, *positions), weight (C, 1, *kernel), bias (C,) or None.
+    It is one operator for contexts that intercept operators, as the convolution is.
+    """
+    given, weight, bias = args[:3]
+    sizes = (_each(value, weight.dim() - 2) for value in args[3:6])
+    result: Tensor = _operator()(given, weight, bias, *sizes)
+    return result
+
+
+@functools.cache
+def _operator() -> Callable[..., Tensor]:
+    import torch
+
+    library = torch.library.Library("cuagent_oracle", "DEF")
+    library.define(SCHEMA)
+    library.impl("depthwise", _sum_of_shifts, "CPU")
+    _libraries.append(library)
+    operator: Callable[..., Tensor] = torch.ops.cuagent_oracle.depthwise
+    return operator
+
+
+def _sum_of_shifts(
+    given: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Tensor:
+    """Return the depthwise convolution as a sum over the positions of the kernel.
+
+    Shapes: input (N, C, *positions), weight (C, 1, *kernel), bias (C,).
     """
     import torch
 
-    given, weight, bias = args[:3]
-    stride, padding, dilation = (_each(value, weight.dim() - 2) for value in args[3:6])
     kernel = weight.shape[2:]
     padded = torch.nn.functional.pad(given, [n for p in reversed(padding) for n in (p, p)])
     # Offset of the last position of the kernel, per dimension.

@@ -53,7 +53,9 @@ def perturb(tensor: Tensor, generator: Generator, scale: float, *, steady: bool 
         # in place: at some ten million elements new memory takes longer than the arithmetic
         factor = noise.double().mul_(scale).add_(1).to(tensor.dtype)
         if steady and not part.is_complex():
-            factor.masked_fill_((part == part.round()) & (part.abs() <= LARGEST_EXACT_INTEGER), 1)
+            whole = part == part.round()
+            if tensor.is_cuda or whole.any():  # waiting for a GPU takes longer
+                factor.masked_fill_(whole.logical_and_(part.abs() <= LARGEST_EXACT_INTEGER), 1)
         part.mul_(factor)
 
 
