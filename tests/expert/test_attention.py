@@ -318,7 +318,14 @@ def get_init_inputs(): return []
     assert_agrees(made)
 
 
-@pytest.mark.parametrize("body", ["self.attention(x, x, x)[0] + self.shift", "self.layer(x) * 2"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "self.attention(x, x, x)[0] + self.shift",
+        "self.attention(*[x.exp().sqrt()] * 3)[0]",
+        "self.layer(x) * 2",
+    ],
+)
 def test_result_has_the_layout_of_the_fast_path(make, body):
     text = f"""
 import torch

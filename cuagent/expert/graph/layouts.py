@@ -118,7 +118,9 @@ class _Layouts:
             place = permuted(node.strides, inverse(current))
             sides = zip(shape, place, strides, strict=False)
             same = bool(strides) and all(n == 1 or a == b for n, a, b in sides)
-            same = same or current == order == ()
+            dense = zip(shape, contiguous_strides(shape), strides, strict=False)
+            whole = bool(strides) and all(n == 1 or a == b for n, a, b in dense)
+            same = same or (current == order == () and not whole)
         if same:
             return found, current
         return self._copied(name, self.graph.node(name).origin, order), order
