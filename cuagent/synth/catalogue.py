@@ -207,6 +207,11 @@ LISTED: dict[str, tuple[tuple[str, str], ...]] = {
             "n d",
             "torch.index_reduce({weight[vocabulary, d]}, 0, {index[n; vocabulary]}, {x}, 'amax')",
         ),
+        (
+            "n d",
+            "torch.index_reduce({weight[vocabulary, d]}, 0, {index[n; vocabulary]}, {x}, 'amin')",
+        ),
+        ("n l d", "torch.index_add({weight[small, l, d]}, 0, {index[n; small]}, {x})"),
     ),
     "losses": (
         ("...", "F.mse_loss({x}, {scaled[...]})"),
