@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 
 from cuagent.expert.graph.graph import Kind
+from cuagent.expert.graph.storage import NestError
 from cuagent.expert.kernel import KernelCall, Request
 
 FAMILIES = {
@@ -42,6 +44,9 @@ def generate(device: str, request: Request) -> KernelCall:
     """Return the kernel of a group. Raises NestError if its family has no kernel for it."""
     assert request.group.family in FAMILIES
     language = "cuda" if device == "cuda" else "cpp"
-    module = import_module(f"cuagent.expert.{request.group.family}.{language}")
+    name = f"cuagent.expert.{request.group.family}.{language}"
+    if find_spec(name) is None:
+        raise NestError(f"{request.group.family} have no kernel in {language}")
+    module = import_module(name)
     generator: Callable[[Request], KernelCall] = module.generate
     return generator(request)

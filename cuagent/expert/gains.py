@@ -20,6 +20,10 @@ torch copies permuted rows element by element. Its three copies around an attent
 float32, 42 MB in bfloat16) took 99 and 76 us on an H200, 1.7 and 1.1 TB/s read and written of some
 4.2. The kernels that replace two of them were not timed yet.
 """
+STEPWISE = (
+    "poisson_nll_loss", "kl_div", "l1_loss", "margin_ranking_loss", "hinge_embedding_loss",
+)  # fmt: skip
+"""Operators that torch computes by one kernel for each elementwise operation."""
 SMALL = 1 << 15
 """Largest number of elements of an operation for which the time of the call matters on a CPU.
 
@@ -71,6 +75,7 @@ def may_gain(group: Group, steps: Steps, graph: Graph, device: str) -> bool:
     # Another operator, the conversion of the operand, became a part of the load.
     several |= any(reads_half(graph, n) and n.op != "cast" for n in work)
     several |= any(_computes_most(n, graph) for n in work)
+    several |= len(work) > 1 and any(o.startswith(STEPWISE) for o in origins)
     several |= stacked or len(origins) > 1 or len(work) > 3 or group.family != "streaming"
     if device == "cpu" and group.size <= SMALL:
         reduction |= any(o.startswith(("cat", "stack")) for o in origins)

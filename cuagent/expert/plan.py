@@ -57,7 +57,7 @@ from cuagent.expert.products.match import with_products
 from cuagent.expert.products.onednn import by_onednn, origins_by_onednn
 from cuagent.expert.products.transposes import transposed_products
 from cuagent.expert.recurrences.groups import recurrence_groups
-from cuagent.expert.recurrences.match import with_layers, with_recurrences
+from cuagent.expert.recurrences.match import MADE, with_layers, with_recurrences
 from cuagent.expert.rewrites import rewrite, share_equal
 from cuagent.expert.rules.gathers import unfused_gathers_to_torch
 from cuagent.expert.sharing import shared, shared_triton
@@ -119,8 +119,8 @@ def plan_method(subject: Subject, options: Options, taken: set[str]) -> MethodPl
     chosen: frozenset[str] | None = frozenset() if own else None
     fused: dict[frozenset[str], _Fused] = {}
     while True:
-        # The captured graph depends on the names of loops alone.
-        loops = frozenset(name for name in kept if name.endswith(LOOP))
+        # The captured graph depends on the names of loops and recurrent layers alone.
+        loops = frozenset(n for n in kept if n.endswith(LOOP) or MADE.fullmatch(n))
         if loops not in fused:
             fused[loops] = _with_library_calls(subject, options, loops)
         captured, library, constants = fused[loops]
@@ -152,7 +152,8 @@ def _with_library_calls(subject: Subject, options: Options, keep: frozenset[str]
     """Return (captured graph with fused calls for attentions, recurrences and loops, replaced
     operators, operators whose values are computed once).
 
-    The second is as in `MethodPlan.library`. `keep` names the loops that remain.
+    The second is as in `MethodPlan.library`. `keep` names the loops and recurrent layers that
+    remain.
     """
     captured = with_pairs(subject.captured)
     found: dict[str, tuple[str, ...]] = {}
@@ -169,12 +170,12 @@ def _with_library_calls(subject: Subject, options: Options, keep: frozenset[str]
     if subject.device == "cuda":
         captured = with_row_orders(captured)
     if options.recurrences:
-        captured, names = with_recurrences(captured, subject.device)
+        captured, names = with_recurrences(captured, subject.device, keep)
         found |= {"all steps of a recurrence in one call": names} if names else {}
         captured, names = with_loops(captured, subject.device, keep)
         found |= {"all steps of a loop in one kernel": names} if names else {}
         if options.own_recurrences and subject.device == "cuda":
-            captured, names = with_layers(captured, subject.target)
+            captured, names = with_layers(captured, subject.target, keep)
             found |= {"a kernel for all steps of each layer": names} if names else {}
     return captured, found, constant_values(captured) if options.constants else frozenset()
 

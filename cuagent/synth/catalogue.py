@@ -34,8 +34,8 @@ FAMILIES = {
     "gathers": 6.0,
     "losses": 10.0,
     "recurrent": 1.5,
-    "scatters": 2.0,
-    "blocks": 2.0,
+    "scatters": 3.0,
+    "blocks": 3.0,
     "loops": 3.0,
 }
 """Default weight of each operator family in the random choice of an operator. A convolution or a
@@ -79,6 +79,11 @@ LISTED: dict[str, tuple[tuple[str, str], ...]] = {
         ("... d", "torch.sort({x}, dim={dim}, descending={flag})[0]"),
         ("... d", "torch.kthvalue({x}, {few}, dim={dim})[0]"),
         ("... d", "torch.aminmax({x}, dim={dim}, keepdim=True)[1]"),
+        # Of long rows, so that sorting them is not the only way.
+        ("n c h w", "torch.topk(torch.flatten({x}, 1), 9, dim=1)[0]"),
+        ("n c h w", "torch.topk(torch.flatten({x}, 1), 9, dim=1, largest=False)[0]"),
+        ("n c l d", "torch.topk(torch.flatten({x}, 1), 12, dim=1)[0]"),
+        ("n c s h w", "torch.topk(torch.flatten({x}, 1), 16, dim=1)[0]"),
     ),
     "scans": (
         ("...", "torch.flip(torch.cumsum({x}, dim={dim}), dims=[{dim}])"),
@@ -93,6 +98,8 @@ LISTED: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "normalisations": (
         ("n c l", "nn.GroupNorm({groups}, {c})"),
+        # With the default factor of 1e-4 the layer hardly changes numbers near 1.
+        ("n c h w", "nn.LocalResponseNorm({odd}, alpha=1.0)"),
         ("... d", "F.normalize({x}, dim={dim})"),
         ("... d", "F.layer_norm({x}, ({d},), weight={weight[d]})"),
         ("... d", "F.rms_norm({x}, ({d},), weight={weight[d]})"),
@@ -108,6 +115,10 @@ LISTED: dict[str, tuple[tuple[str, str], ...]] = {
         ("n l d", "torch.baddbmm({bias[l, width]}, {x}, {input[n, d, width]})"),
         ("n l d", "torch.einsum('nld,kd->nlk', {x}, {weight[width, d]})"),
         ("n c l d", "torch.einsum('ncld,cdk->nclk', {x}, {weight[c, d, width]})"),
+        # torch copies an operand of these, because the letters of the batch are not adjacent.
+        ("n l c d", "torch.einsum('nlcd,nlcs->ncds', {x}, {input[n, l, c, small]})"),
+        ("n l c d", "torch.einsum('nlcd,nscd->ncls', {x}, {input[n, small, c, d]})"),
+        ("n c l d", "torch.einsum('ncld,nlcs->ncds', {x}, {input[n, l, c, small]})"),
         ("n d", "nn.Bilinear({d}, {d}, {small})|$({x}, {like})"),
         ("... d", "torch.mv(torch.flatten({x}, 0, -2), {weight[d]})"),
         ("n l d", "torch.matmul({x}, torch.transpose({like}, 1, 2))"),
@@ -196,6 +207,11 @@ LISTED: dict[str, tuple[tuple[str, str], ...]] = {
             "n d",
             "torch.index_reduce({weight[vocabulary, d]}, 0, {index[n; vocabulary]}, {x}, 'amax')",
         ),
+        (
+            "n d",
+            "torch.index_reduce({weight[vocabulary, d]}, 0, {index[n; vocabulary]}, {x}, 'amin')",
+        ),
+        ("n l d", "torch.index_add({weight[small, l, d]}, 0, {index[n; small]}, {x})"),
     ),
     "losses": (
         ("...", "F.mse_loss({x}, {scaled[...]})"),

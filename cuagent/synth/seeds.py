@@ -88,7 +88,8 @@ MODULE_FAMILIES = {
 """Operator family of the modules in each file of `torch.nn.modules`; files that are not listed are
 skipped."""
 SKIPPED_MODULES = re.compile(
-    "Lazy|Sync|Fractional|MaxUnpool|CrossMapLRN|RReLU|MultiheadAttention|Softmax|Softmin|Threshold"
+    "Lazy|Sync|Fractional|MaxUnpool|CrossMapLRN|LocalResponseNorm|RReLU|MultiheadAttention|Softmax"
+    "|Softmin|Threshold"
 )
 PARAMETERS = {
     "num_features": "{c}",

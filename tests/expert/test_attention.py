@@ -316,3 +316,29 @@ def get_init_inputs(): return []
     assert ".transpose(1, 2).contiguous()" in forward
     assert forward.count("aten.clone") <= 1, "only the projections are copied"
     assert_agrees(made)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "self.attention(x, x, x)[0] + self.shift",
+        "self.attention(*[x.exp().sqrt()] * 3)[0]",
+        "self.layer(x) * 2",
+    ],
+)
+def test_result_has_the_layout_of_the_fast_path(make, body):
+    text = f"""
+import torch
+from torch import nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(32, 4, batch_first=True)
+        self.layer = nn.TransformerEncoderLayer(32, 4, 48, batch_first=True)
+        self.shift = nn.Parameter(torch.randn(32))
+    def forward(self, x):
+        return {body}
+def get_inputs(): return [torch.randn(3, 9, 32)]
+def get_init_inputs(): return []
+"""
+    assert_agrees(make(text, "Model"))

@@ -470,3 +470,35 @@ def test_convolution_of_one_column_reads_its_inputs(generate, interpreted, monke
     layer = ("nn.Conv2d(1, 24, (3, 16))", "F.relu(self.c(x))", "torch.randn(2, 1, 20, 16)")
     monkeypatch.setitem(LAYERS, "one column", layer)
     interpreted(generate(text_of("one column"), replace(HOPPER, tf32_convolutions=False)))
+
+
+EXCHANGED = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c = torch.nn.{layer}
+    def forward(self, x):
+        return self.c({x})
+def get_inputs(): return [torch.randn(2, {channels}, 12, 15).mT]
+def get_init_inputs(): return []
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("x", ["x", "torch.nn.functional.gelu(x)"])
+@pytest.mark.parametrize(
+    ("layer", "channels"),
+    [("Conv2d(64, 64, 3)", 64), ("ConvTranspose2d(24, 32, 4, 2)", 24)],
+)
+def test_input_whose_height_and_width_are_exchanged_is_copied(
+    generate, interpreted, monkeypatch, layer, channels, x
+):
+    monkeypatch.setattr(qualify, "LEAST_OPERATIONS", 0)
+    monkeypatch.setattr(qualify, "LEAST_OCCUPIED", 0)
+    text = EXCHANGED.format(layer=layer, channels=channels, x=x)
+    candidate = generate(text, replace(HOPPER, tf32_convolutions=True))
+    assert candidate is not None
+    assert candidate.library_convolutions == 0
+    interpreted(candidate, tf32=True)

@@ -34,6 +34,8 @@ NORM = "all but the second, and their norm"
 TASKS = {
     "rows of a scan": scans.text_of("a masked sum", 2, "3, 7, 1031"),
     "short rows of a reversed scan": scans.text_of("a reversed sum", 2, "3, 7, 65"),
+    "rows of a cumulative maximum": scans.text_of("a maximum", 2, "3, 7, 1031"),
+    "columns of cumulative extremes": scans.text_of("a minimum inside arithmetic", 1, "3, 300, 5"),
     "columns of a scan": scans.text_of("a sum inside arithmetic", 1, "3, 300, 5"),
     "max pool": pooling.text_of("max between elementwise operations"),
     "mean pool": pooling.text_of("mean inside with ceil mode"),

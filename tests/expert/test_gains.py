@@ -55,3 +55,17 @@ def test_division_by_the_norm_of_the_whole_tensor_is_a_kernel(tmp_path, monkeypa
 
 def test_smaller_operand_is_no_reason_for_a_kernel_on_a_cpu(tmp_path):
     assert kernels_of(tmp_path, "x * y", Target("cpu")) == 0
+
+
+STEPWISE = {
+    "poisson": "nn.functional.poisson_nll_loss(x, y, reduction='none')",
+    "kl_div": "nn.functional.kl_div(x, y.expand(4, 6, 8, 8).exp(), reduction='none')",
+    "l1_loss": "nn.functional.l1_loss(x, y.expand(4, 6, 8, 8), reduction='none')",
+}
+"""Operators for which torch runs several elementwise kernels."""
+
+
+@pytest.mark.parametrize("target", [HOPPER, Target("cpu")])
+@pytest.mark.parametrize("name", STEPWISE)
+def test_operator_of_several_elementwise_kernels_is_a_kernel(tmp_path, name, target):
+    assert kernels_of(tmp_path, STEPWISE[name], target) == 1

@@ -56,6 +56,16 @@ BODIES = {
     ),
     "flattened positions": ("", "return (x.flatten(2) * 2).exp().sum(-1) + 1", LAST),
     "flattened samples": ("", "return (x * 2).exp().flatten(1) + 1", LAST),
+    "a call of torch between kernels": (
+        "self.n = nn.RMSNorm(66)",
+        "h = self.n(F.avg_pool1d(x, 3)); return F.cosine_similarity(torch.sinc(h), h, dim=-1)",
+        "torch.randn(2, 200, 4).mT",
+    ),
+    "a call of torch behind a kernel": (
+        "self.n = nn.RMSNorm(66)",
+        "return torch.sinc(self.n(F.avg_pool1d(x, 3)))",
+        "torch.randn(2, 200, 4).mT",
+    ),
     "max pool": ("", "return F.max_pool2d(F.relu(x) + 1, 3, 2, 1)", LAST),
     "mean pool": ("", "return F.avg_pool2d(x, 3, 2, 1, count_include_pad=False) * 2", LAST),
     "adaptive mean": ("", "return F.adaptive_avg_pool2d(x, 3) * 2 + 1", LAST),

@@ -50,6 +50,9 @@ BODIES = {
         PLANE,
         "F.interpolate(x, scale_factor=2, mode='bilinear', align_corners=True) * s",
     ),
+    "bilinear along rows": (PLANE, "F.interpolate(x, size=(13, 31), mode='bilinear').relu()"),
+    "bilinear along columns": (PLANE, "F.interpolate(x, size=(31, 17), mode='bilinear').relu()"),
+    "bilinear of equal size": (PLANE, "F.interpolate(x, scale_factor=1.04, mode='bilinear') * 2"),
     "trilinear": (SOLID, "F.interpolate(x, scale_factor=2, mode='trilinear')"),
     "long rows": ("2, 1, 9001", "F.max_pool1d(x, 3, 1, 1) + F.avg_pool1d(x, 3, 1, 1)"),
 }

@@ -194,6 +194,24 @@ def test_changed_weights_are_packed_again(make):
         torch.testing.assert_close(new(x)[0], expected[0])
 
 
+@pytest.mark.parametrize(
+    "case", [*LAYERS.values(), LOOPS[next(iter(LOOPS))]], ids=[*LAYERS, "loop"]
+)
+def test_left_out_recurrence_is_a_call_of_torch(tmp_path, case):
+    init, forward, inputs = case
+    forward = forward.replace("return ", "return x.exp() * 2, ")
+    path = tmp_path / "task.py"
+    path.write_text(text_of(init, forward, inputs))
+    subject = open_subject(load_task(f"{path}:Model", device="cpu"))
+    first = make_candidate(subject, Options())
+    assert first is not None
+    for origins in first.origins:
+        left = make_candidate(subject, Options(keep=origins))
+        if left is not None:
+            compile(left.files["model_new.py"], "model_new.py", "exec")
+            assert "<function" not in left.files["model_new.py"]
+
+
 def test_option_leaves_recurrences_to_torch(tmp_path):
     path = tmp_path / "task.py"
     path.write_text(text_of(*LAYERS["lstm"]))

@@ -1,8 +1,11 @@
-"""Cumulative sums and products along any dimension, in both directions, with their neighbours."""
+"""Cumulative sums, products and extremes along any dimension, in both directions."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
+import torch
 from agreement import assert_agrees  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Options
@@ -31,6 +34,9 @@ BODIES = {
         "h = torch.cumsum((x * 0.1).exp(), DIM); return h.log() * y + x.mean(DIM, keepdim=True), h"
     ),
     "a broadcast operand": "return torch.cumsum(x * y[:1, :, :1], DIM).tanh() - y[:, :1]",
+    "a maximum": "return torch.cummax(x, DIM)[0]",
+    "a minimum inside arithmetic": "return torch.cummin(x * y, DIM)[0] - torch.cummax(y, DIM)[0]",
+    "a reversed maximum": "return torch.cummax(x.flip(DIM), DIM).values.flip(DIM)",
     "two sums": "return torch.cumsum(x, DIM) + torch.cumsum(y * 2, 0).relu()",
 }
 CASES = [
@@ -41,7 +47,7 @@ CASES = [
     ("a sum", 2, "5, 13, 8"),
 ]
 ONE_KERNEL = ["a masked sum", "a reversed sum", "an exclusive sum", "zeros before a sum"]
-ONE_KERNEL += ["zeros behind a reversed sum"]
+ONE_KERNEL += ["zeros behind a reversed sum", "a maximum", "a reversed maximum"]
 FEW_LONG_ROWS = ("a sum", 2, "1, 1, 100003")
 """Case with few long rows: on CUDA torch's kernel is faster than a generated one."""
 
@@ -98,3 +104,31 @@ OTHER_JOINS = {
 def test_other_joins_of_a_scan_agree_with_reference(make, name):
     text = text_of("a sum", 1, "3, 5, 7").replace("torch.cumsum(x, 1)", OTHER_JOINS[name])
     assert_agrees(make(text, "Model"))
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+def test_extremes_so_far_are_nan_from_the_first_nan_on(make, dim):
+    made = make(text_of("a maximum", dim, "3, 20, 70"), "Model")
+    x = torch.randn(3, 20, 70)
+    x[0, 4, 9], x[1, 5, 6], x[2] = math.nan, math.inf, -math.inf
+    with torch.no_grad():
+        expected, got = (cls()(x, x) for cls in (made.reference, made.cls))
+    torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+    assert got.isnan().any()
+
+
+def test_cumulative_maximum_whose_indices_are_read_stays_with_torch(make):
+    text = text_of("a maximum", 1, "3, 5, 7").replace("[0]", "")
+    body = "values, places = torch.cummax(x, 1); return (values + y).exp(), places"
+    made = make(text.replace("return torch.cummax(x, 1)", body), "Model")
+    assert "aten.cummax" in made.candidate.files["model_new.py"]
+    assert_agrees(made)
+
+
+def test_cumulative_trapezoid_is_a_kernel(make):
+    body = (
+        "return torch.cumulative_trapezoid(x, dim=1) * 2, torch.cumulative_trapezoid(y, x, dim=2)"
+    )
+    made = make(text_of("a sum", 1, "3, 20, 7").replace("return torch.cumsum(x, 1)", body), "Model")
+    assert "trapezoid" not in made.candidate.files["model_new.py"].rpartition("def forward")[2]
+    assert_agrees(made)

@@ -20,6 +20,8 @@ BODIES = {
         "0, to[:, None].expand_as(m), m, 'amax')"
     ),
     "the smallest": "return x.scatter_reduce(0, to[:, None].expand_as(m), m, 'amin').tanh()",
+    "the largest of an index_reduce": "return x.index_reduce(0, to, m, 'amax') * 2",
+    "the smallest of an index_reduce": "return x.index_reduce(0, to, m.exp(), 'amin')",
     "counts": (
         "n = torch.zeros(7, dtype=t); "
         "return n.scatter_add_(0, to, torch.ones_like(to, dtype=t)).clamp(min=1)"
@@ -54,6 +56,7 @@ LEFT = {
         "return x.scatter_reduce(0, to[:, None].expand_as(m), m, 'amax', include_self=False)"
     ),
     "a mean": "return x.scatter_reduce(0, to[:, None].expand_as(m), m, 'mean')",
+    "a mean by an index_reduce": "return x.index_reduce(0, to, m, 'mean')",
     "a scaled source": "return x.index_add(0, to, m, alpha=2)",
 }
 

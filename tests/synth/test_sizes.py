@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from cuagent.synth.sizes import CLIMB, PROBES, Cost, Prediction, climbed, predicted_batch
+from cuagent.synth.sizes import (
+    CLIMB,
+    PROBES,
+    Cost,
+    Prediction,
+    climbed,
+    fastest,
+    predicted_batch,
+)
 
 RATE = 1e-5
 
@@ -43,3 +53,14 @@ def test_checks_are_estimated_to_need_several_copies() -> None:
     assert cost.checked("float32") > 6 << 30
     assert cost.checked("float16") >= cost.checked("float32")
     assert cost.compiled("float32") < cost.checked("float32")
+
+
+def test_waiting_for_a_processor_does_not_count_on_a_cpu() -> None:
+    waited = []
+
+    def run() -> None:
+        time.sleep(0.02)
+        waited.append(sum(k * k for k in range(20000)))
+
+    assert 0 < fastest(run, "cpu") < 0.01
+    assert len(waited) > 1

@@ -9,7 +9,7 @@ from typing import Any
 
 NAMES = {
     "hstack", "vstack", "dstack", "column_stack", "meshgrid", "kron", "trapezoid",
-    "linalg_norm", "nanmean", "isclose", "outer", "ger", "inner",
+    "cumulative_trapezoid", "linalg_norm", "nanmean", "isclose", "outer", "ger", "inner",
     "tile", "cartesian_prod", "dist", "fliplr", "flipud", "take_along_dim", "movedim", "moveaxis",
     "swapaxes", "swapdims", "cosine_embedding_loss", "triplet_margin_loss", "block_diag", "vander",
     "sum_to_size", "broadcast_to", "expand_as", "view_as", "reshape_as", "unsafe_chunk",

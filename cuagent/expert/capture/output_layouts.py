@@ -1,8 +1,9 @@
-"""Give captured outputs the layouts that a real call on a GPU returns.
+"""Give captured outputs the layouts that a real call returns.
 
 The trace computes layouts with fake tensors, whose rules differ from those of torch's CUDA kernels
 for some channels-last calls. For example, a bilinear resize of fewer than 16 channels is contiguous
-in the trace, and channels-last on a GPU. The layout of an attention depends on the backend.
+in the trace, and channels-last on a GPU. The layout of an attention depends on the backend,
+and `nn.MultiheadAttention` has a fast path, also on a CPU, that is not traced.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from cuagent.expert.graph.orders import has_layouts
+from cuagent.expert.graph.orders import CORRECTED, has_layouts
 
 if TYPE_CHECKING:
     import torch
@@ -18,17 +19,20 @@ if TYPE_CHECKING:
     from cuagent.expert.capture.export import Captured
 
 
-def correct_outputs(captured: Captured, model: torch.nn.Module, inputs: Sequence[Any]) -> None:
+def correct_outputs(
+    captured: Captured, model: torch.nn.Module, inputs: Sequence[Any], on_gpu: bool = True
+) -> None:
     """Set the strides of the captured outputs to those that `model(*inputs)` returns.
 
-    The call is made only if the trace has permuted values or an attention, and may change `inputs`.
-    Nothing changes if the GPU's memory does not suffice.
+    The call is made only if the trace has an attention, or permuted values `on_gpu`. It may change
+    `inputs`. Nothing changes if the GPU's memory does not suffice.
     """
     import torch
     from torch.utils import _pytree as pytree
 
     attends = any("scaled_dot_product_attention" in str(fx.target) for fx in captured.nodes)
-    if captured.states or not (attends or has_layouts(captured.nodes)):
+    attends |= any(isinstance(module, torch.nn.MultiheadAttention) for module in model.modules())
+    if captured.states or not (attends or (on_gpu and has_layouts(captured.nodes))):
         return
     try:
         with torch.no_grad():
@@ -41,3 +45,4 @@ def correct_outputs(captured: Captured, model: torch.nn.Module, inputs: Sequence
             continue
         if traced.shape == result.shape and traced.stride() != result.stride():
             node.meta["val"] = traced.new_empty_strided(result.shape, result.stride())
+            node.meta[CORRECTED] = True

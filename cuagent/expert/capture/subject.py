@@ -108,8 +108,8 @@ def open_subject(task: Task) -> Subject:
         arguments = arguments[: step.arguments]
     model = reference.model(0)
     captured = capture(model, arguments)
-    if task.device is Device.CUDA and backward is None:
-        correct_outputs(captured, model, arguments)
+    if backward is None:
+        correct_outputs(captured, model, arguments, task.device is Device.CUDA)
     if names := ", ".join(sorted(OURS & set(captured.arguments))):
         raise CaptureError(f"forward has an argument {names}, which hides a module; rename it")
     return Subject(captured, text, entry, attribute_of(model), target_of(task), backward)

@@ -139,7 +139,7 @@ class Kind(StrEnum):
     """`args[0]` after rows of `args[2]` were added to (or combined by max or min with) the rows
     that the indices `args[1]` select; `spec` is a `Scatter`."""
     SCAN = "scan"
-    """A cumulative sum or product of `args[0]` along `dims[0]`; `spec` is a `Scan`."""
+    """A cumulative sum, product or extreme of `args[0]` along `dims[0]`; `spec` is a `Scan`."""
     SELECTION = "selection"
     """The largest or smallest (`op`) elements of `args[0]` along the last dimension, in order. With
     the op `places`, the indices of the elements of the selection `args[0]`."""

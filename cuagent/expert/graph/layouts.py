@@ -42,6 +42,10 @@ order."""
 READ_IN_PLACE = (Kind.WINDOW, Kind.GATHER, Kind.TAKE)
 """Kinds of nodes without memory of their own (kernels read their argument). A view cannot reshape
 them."""
+FOLLOWS_ARGUMENT = re.compile(
+    r"torch\.ops\.|F\.(relu|gelu|silu|softplus)\(|torch\.(sigmoid|tanh|exp)\(|\{0\}\[\d+\]$"
+)
+"""Calls of torch whose results may have the memory layout of their arguments."""
 FOLLOWING = (Kind.SCAN, Kind.POOL, Kind.RESAMPLE)
 """Kinds of nodes whose result takes the order of their only argument; `dims` are renumbered."""
 
@@ -63,6 +67,8 @@ class _Layouts:
     dimensions in it."""
     views: dict[tuple[str, Order], str] = field(default_factory=dict)
     origin: str = ""
+    moved: set[str] = field(default_factory=set)
+    """Calls of torch whose arguments are not in the layout that the reference has there."""
 
     def run(self) -> Graph:
         graph = self.graph
@@ -112,7 +118,9 @@ class _Layouts:
             place = permuted(node.strides, inverse(current))
             sides = zip(shape, place, strides, strict=False)
             same = bool(strides) and all(n == 1 or a == b for n, a, b in sides)
-            same = same or current == order == ()
+            dense = zip(shape, contiguous_strides(shape), strides, strict=False)
+            whole = bool(strides) and all(n == 1 or a == b for n, a, b in dense)
+            same = same or (current == order == () and not whole)
         if same:
             return found, current
         return self._copied(name, self.graph.node(name).origin, order), order
@@ -247,10 +255,13 @@ class _Layouts:
         return self._add(replace(node, op=op, args=args, shape=shape, dims=(to,))), order
 
     def _given(self, node: Node) -> tuple[str, Order]:
-        node, order = self._in_order(node), node.order
+        moved = any(a in self.moved or self.known[a][1] for a in node.inputs)
+        node, order = self._in_order(self._with_places(node)), node.order
         if not order:
             # cuDNN may choose channels-last where the trace says contiguous: kernels read a copy.
             chosen = node.kind is Kind.LIBRARY and node.op.startswith("F.conv")
+            if moved and node.contiguous and FOLLOWS_ARGUMENT.match(node.op):
+                node = self._restored(node)
             return self._add(replace(node, contiguous=node.contiguous and not chosen)), ()
         shape = permuted(node.shape, order)
         if node.kind is Kind.INPUT:
@@ -262,6 +273,35 @@ class _Layouts:
         spec = node.spec.stored_in(order) if isinstance(node.spec, Einsum) else node.spec
         stored = replace(node, op=call, shape=shape, contiguous=True, order=(), spec=spec)
         return self._add(stored), order
+
+    def _with_places(self, node: Node) -> Node:
+        """Return a convolution of a generated kernel with copies of inputs whose spatial positions
+        have no common stride, because width and height are exchanged, for instance."""
+        if node.kind is not Kind.LIBRARY or not node.op.startswith(OWN):
+            return node
+        args = tuple(
+            a if self._has_places(a) else self._copied(str(a), node.origin) for a in node.args
+        )
+        self.known |= {str(a): (str(a), ()) for a in args if a not in node.args}
+        return replace(node, args=args)
+
+    def _has_places(self, operand: Operand) -> bool:
+        """Return True if the dimensions behind the first two are adjacent and in order."""
+        if not isinstance(operand, str):
+            return True
+        found, order = self.known[operand]
+        dims = [d for d, n in zip(order, self.by_name[found].shape, strict=False) if n > 1]
+        places = [k for k, d in enumerate(dims) if d >= 2]
+        adjacent = places == list(range(places[0], places[0] + len(places))) if places else True
+        return adjacent and [dims[k] for k in places] == sorted(dims[k] for k in places)
+
+    def _restored(self, node: Node) -> Node:
+        """Return a call of torch with a contiguous result; several results remain as they are."""
+        if not node.dtype:
+            self.moved.add(node.name)
+            return node
+        # The call copies only where the result is not contiguous.
+        return replace(node, op=f"{node.op}.contiguous()")
 
     def _pointwise(self, node: Node) -> tuple[str, Order]:
         rank = len(node.shape)

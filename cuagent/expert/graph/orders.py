@@ -44,14 +44,24 @@ def order_of_value(value: Any) -> Order:
     return order_of(tuple(map(int, value.shape)), value.stride()) or ()
 
 
+CORRECTED = "corrected_layout"
+"""Key in `meta` of an fx node whose traced strides were replaced by those of a real call."""
+
+
 def has_layouts(nodes: Sequence[Any]) -> bool:
     """Return True if an input, a convolution's result or a computed output has permuted dimensions,
     or a convolution's argument is in channels-last layout.
 
+    Also if an output has the layout of a real call (`CORRECTED`): a call of torch that computes it
+    may return another one.
+
     For an output that only views another value's memory, that value counts: the view's strides
     follow from its order.
     """
-    outputs = {_viewed_value(fx) for fx in nodes[-1].args[0] if hasattr(fx, "op")}
+    results = [fx for fx in nodes[-1].args[0] if hasattr(fx, "op")]
+    if any(CORRECTED in fx.meta for fx in results):
+        return True
+    outputs = {_viewed_value(fx) for fx in results}
     layers = [fx for fx in nodes if ".conv" in str(fx.target)]
     found = [*layers, *(fx for fx in nodes if fx.op == "placeholder" and fx.users)]
     found += [fx for fx in outputs if fx.op == "call_function"]

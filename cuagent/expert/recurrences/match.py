@@ -10,6 +10,7 @@ projections of LSTM, dropout between layers in training, packed sequences.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,28 +45,38 @@ class Loop:
         return _weights(self.steps[0])
 
 
-def with_recurrences(captured: Captured, device: str) -> tuple[Captured, tuple[str, ...]]:
+MADE = re.compile(r"(gru|lstm|rnn_\w+?)(_\d+)?_\d+(_reverse)?|\w+_loop")
+"""Names of the calls that replace recurrent layers and loops over cells."""
+
+
+def with_recurrences(
+    captured: Captured, device: str, keep: frozenset[str] = frozenset()
+) -> tuple[Captured, tuple[str, ...]]:
     """Return the graph with one call for each loop over cells, and the names of the replaced
-    operators.
+    operators. Layers and loops remain if a call in their place would have a name in `keep`.
     """
     if not calls_any(captured, {*CELLS, *GATES}):
         return captured, ()
     edit = Edit(captured)
     found = []
     for loop in _loops(edit):
+        if f"{loop.steps[0].name}_loop" in keep:
+            continue
         if _replaced(edit, loop, device):
             found.append(f"{len(loop.steps)} calls of {loop.cell}_cell")
     if device == "cpu":
         for node in edit.nodes:
-            if called(node) in GATES and _layers(edit, node):
+            if called(node) in GATES and not _is_kept(node, keep) and _layers(edit, node):
                 found.append(str(node.name))
     return (edit.result(), tuple(found)) if found else (captured, ())
 
 
-def with_layers(captured: Captured, target: Target) -> tuple[Captured, tuple[str, ...]]:
+def with_layers(
+    captured: Captured, target: Target, keep: frozenset[str] = frozenset()
+) -> tuple[Captured, tuple[str, ...]]:
     """Return the graph with generated CUDA kernels in place of torch's recurrent layers.
 
-    Also return the names of the replaced operators.
+    Also return the names of the replaced operators. `keep` is as in `with_recurrences`.
     """
     if not calls_any(captured, GATES):
         return captured, ()
@@ -75,10 +86,17 @@ def with_layers(captured: Captured, target: Target) -> tuple[Captured, tuple[str
         for node in edit.nodes
         if called(node) in GATES
         and node.users
+        and not _is_kept(node, keep)
         and _fits(node, target)
         and _layers(edit, node, target)
     ]
     return (edit.result(), tuple(found)) if found else (captured, ())
+
+
+def _is_kept(node: Any, keep: frozenset[str]) -> bool:
+    """Return True if the call for one of the node's layers and directions has a name in `keep`."""
+    made = re.compile(rf"{re.escape(node.name)}_\d+(_reverse)?")
+    return any(map(made.fullmatch, keep))
 
 
 def _fits(node: Any, target: Target) -> bool:

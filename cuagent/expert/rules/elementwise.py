@@ -208,7 +208,10 @@ def parametric(low: Lowering, fx: Any) -> str | None:
                 return None
             if beta == 1:
                 return p("softplus", x, hint="")
-            return p("mul", p("softplus", p("mul", x, beta, hint="scaled")), 1 / beta, hint="")
+            scaled = p("mul", x, beta, hint="scaled")
+            value = p("mul", p("softplus", scaled), 1 / beta, hint="value")
+            # As in torch: the product with beta may overflow.
+            return p("where", p("gt", scaled, limit, dtype="bool"), x, value, hint="")
         case "threshold":
             below = p("le", x, fx.args[1], hint="below", dtype="bool")
             return p("where", below, fx.args[2], x, hint="")

@@ -8,7 +8,7 @@ from typing import Any
 
 from cuagent.expert.graph.graph import Kind, Node, Operand
 from cuagent.expert.graph.lowering import Lowering, dtype_of, operator_name, shape_of
-from cuagent.expert.graph.orders import order_of_value
+from cuagent.expert.graph.orders import CORRECTED, order_of_value
 
 
 def library(low: Lowering, fx: Any, *, constant: bool = False) -> str:
@@ -42,6 +42,8 @@ def library(low: Lowering, fx: Any, *, constant: bool = False) -> str:
     else:
         call = f"{_function(fx)}({', '.join(words)})"
     tensor = hasattr(value, "shape")
+    if CORRECTED in fx.meta and value is not None and value.is_contiguous():
+        call += ".contiguous()"
     return low.add(
         Node(
             low.origin,

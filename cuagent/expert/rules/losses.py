@@ -90,7 +90,10 @@ def kl_div(low: Lowering, fx: Any) -> str | None:
 
 @rule("binary_cross_entropy_with_logits")
 def bce_with_logits(low: Lowering, fx: Any) -> str | None:
-    """Lower the binary cross entropy of logits to max(x, 0) - x * y + log(1 + exp(-|x|))."""
+    """Lower the binary cross entropy of logits to (1 - y) x - min(x, 0) + log(1 + exp(-|x|)).
+
+    For infinite logits the result is that of torch, which computes the same.
+    """
     pair = _pair(low, fx)
     if (
         pair is None
@@ -99,9 +102,8 @@ def bce_with_logits(low: Lowering, fx: Any) -> str | None:
     ):
         return None
     x, y = pair
-    linear = low.pointwise(
-        "sub", low.pointwise("relu", x), low.pointwise("mul", x, y, hint="xy"), hint="linear"
-    )
+    rest = low.pointwise("mul", low.pointwise("sub", 1.0, y, hint="rest"), x, hint="rest_of_x")
+    linear = low.pointwise("sub", rest, low.pointwise("minimum", x, 0.0), hint="linear")
     tail = low.pointwise(
         "log1p", low.pointwise("exp", low.pointwise("neg", low.pointwise("abs", x)))
     )

@@ -36,7 +36,8 @@ def logsumexp(low: Lowering, fx: Any) -> str | None:
     x, dims, keep = operand(low, fx.args[0]), fx.args[1], argument(fx, 2, "keepdim", False)
     if not isinstance(x, str):
         return None
-    top = low.reduce("max", x, dims, True)
+    # Unlike `max`, `amax` is NaN if an element is, also beside an infinity.
+    top = low.reduce("amax", x, dims, True)
     total = low.reduce("sum", low.pointwise("exp", low.pointwise("sub", x, top)), dims, True)
     hint = "" if keep else "keepdim"
     usual = low.pointwise("add", low.pointwise("log", total), top, hint="finite")

@@ -13,6 +13,7 @@ from cuagent.expert.graph.graph import Kind, Node, Scale, Window
 from cuagent.expert.graph.lowering import (
     Lowering,
     argument,
+    dtype_of,
     floating,
     operand,
     rule,
@@ -153,6 +154,12 @@ def resample(low: Lowering, fx: Any) -> str | None:
         for n, m, factor in zip(given, shape[-rank:], factors, strict=True)
     )
     dims = tuple(range(len(shape) - rank, len(shape)))
+    if linear and fx.args[0].meta["val"].device.type == "cpu":
+        # torch's CPU kernels copy along such a dimension, whatever the factor.
+        resized = [k for k, side in enumerate(sides) if side.extent != side.count]
+        if not resized:
+            return low.pointwise("cast", x, hint="", dtype=dtype_of(fx))
+        sides, dims = tuple(sides[k] for k in resized), tuple(dims[k] for k in resized)
     op, dtype = "linear" if linear else "nearest", low.by_name[x].dtype
     name = low.unique_name("")
     return low.add(Node(name, Kind.RESAMPLE, op, (x,), shape, dtype, dims, low.origin, spec=sides))

@@ -1,4 +1,4 @@
-"""Lower cumulative sums and products, and flips.
+"""Lower cumulative sums, products and extremes, and flips.
 
 A flip of a scan becomes a scan in the other direction, so that a reversed scan needs one pass over
 memory.
@@ -10,7 +10,15 @@ from dataclasses import replace
 from typing import Any
 
 from cuagent.expert.graph.graph import Kind, Node, Scan
-from cuagent.expert.graph.lowering import Lowering, dtype_of, floating, operand, rule, shape_of
+from cuagent.expert.graph.lowering import (
+    Lowering,
+    dtype_of,
+    floating,
+    operand,
+    operator_name,
+    rule,
+    shape_of,
+)
 from cuagent.expert.rules.views import layout, strided
 
 
@@ -24,6 +32,18 @@ def scan(low: Lowering, fx: Any) -> str | None:
     op = "sum" if "cumsum" in str(fx.target) else "prod"
     dim = fx.args[1] % len(low.shape(x))
     return _scan(low, x, op, dim, Scan())
+
+
+@rule("cummax", "cummin")
+def extremes_so_far(low: Lowering, fx: Any) -> str | None:
+    """Lower the values of cummax or cummin, if nothing reads the indices."""
+    x = operand(low, fx.args[0])
+    if any(operator_name(user) != "getitem" or user.args[1] for user in fx.users):
+        return None
+    if not isinstance(x, str) or not floating(fx.args[0]) or not low.shape(x):
+        return None
+    op = operator_name(fx).removeprefix("cum")
+    return _scan(low, x, op, fx.args[1] % len(low.shape(x)), Scan())
 
 
 def _scan(low: Lowering, x: str, op: str, dim: int, spec: Scan) -> str:

@@ -1,4 +1,5 @@
-"""Lower sums and extremes of rows by index: `index_add`, `scatter_add`, `scatter_reduce`.
+"""Lower sums and extremes of rows by index: `index_add`, `index_reduce`, `scatter_add`,
+`scatter_reduce`.
 
 Few indices for each row become choices by index (`writes`). Other cases are covered on the CPU
 only, with one index for each row of the source and float32 elements.
@@ -40,6 +41,16 @@ def index_add(low: Lowering, fx: Any) -> str | None:
     if argument(fx, 4, "alpha", 1) != 1 or len(shape_of(index)) != 1:
         return None
     return _scatter(low, fx, base, dim, index, source, "sum", wraps=False)
+
+
+@rule("index_reduce")
+def index_reduce(low: Lowering, fx: Any) -> str | None:
+    """Lower extremes of rows; products and means stay with torch."""
+    base, dim, index, source, name = fx.args[:5]
+    included = argument(fx, 5, "include_self", True)
+    if name not in ("amax", "amin") or not included or len(shape_of(index)) != 1:
+        return None
+    return _scatter(low, fx, base, dim, index, source, name, wraps=False)
 
 
 @rule("scatter_add", "scatter_reduce")

@@ -1,4 +1,4 @@
-"""Generate C++ kernels of scans (cumulative sums and products) for the CPU.
+"""Generate C++ kernels of scans (cumulative sums, products and extremes) for the CPU.
 
 Sums are accumulated in double, as in torch. A row is a line along the scanned dimension. If this is
 the innermost dimension, some rows advance together, because each addition waits for the one before
@@ -9,8 +9,13 @@ dimension vectors run over adjacent rows.
 from __future__ import annotations
 
 from cuagent.expert.kernel import KernelCall, Request, cpp_call
-from cuagent.expert.scans.loops import IDENTITY, SIGN, ScanText
+from cuagent.expert.scans.loops import IDENTITY, ScanText
 
+JOIN = {
+    "sum": "{0} += {1};", "prod": "{0} *= {1};",
+    "max": "{0} = maximum({0}, {1});", "min": "{0} = minimum({0}, {1});",
+}  # fmt: skip
+"""Statement that joins the carry {0} with a value {1}, by operation."""
 TOGETHER = 8
 """Number of rows that one loop scans at the same time."""
 BLOCK = 256
@@ -28,6 +33,11 @@ def generate(request: Request) -> KernelCall:
 
 
 class _Scan(ScanText):
+    @property
+    def carry(self) -> str:
+        """Type of the joined elements. Extremes are exact in float."""
+        return "double" if self.op in ("sum", "prod") else "float"
+
     def text(self) -> str:
         self.head("pointwise.h")
         parameters = ", ".join(self.values.parameters())
@@ -46,7 +56,7 @@ class _Scan(ScanText):
         self._parallel(1)
         w.open(f"for (long start = 0; start < {self.rows}; start += {together})")
         w(f"const long rows = start + {together} < {self.rows} ? {together} : {self.rows} - start;")
-        w(f"double carry[{together}];")
+        w(f"{self.carry} carry[{together}];")
         w(f"for (long r = 0; r < {together}; ++r) carry[r] = {IDENTITY[self.op]};")
         if len(self.request.group.nodes) == 1:
             self._plain_rows(together)
@@ -62,7 +72,7 @@ class _Scan(ScanText):
         w.open("for (long k = 0; k < count; ++k)")
         w.pragma(f"GCC unroll {together}")
         w.open(f"for (long r = 0; r < {together}; ++r)")
-        w(f"carry[r] {SIGN[self.op]}= buffer[r][k];")
+        w(JOIN[self.op].format("carry[r]", "buffer[r][k]"))
         w("buffer[r][k] = carry[r];")
         w.close(2)
         self._open_block()
@@ -84,7 +94,7 @@ class _Scan(ScanText):
             self.decode("row", "long", self.others)
             self._position("k")
             self.values.fresh()
-            w(f"carry[r] {SIGN[self.op]}= {self.argument()};")
+            w(JOIN[self.op].format("carry[r]", self.argument()))
             w("const float result = carry[r];")
             self.values.stores(self.index())
             w.close(2)
@@ -117,7 +127,7 @@ class _Scan(ScanText):
             w.open(f"for (long i{k} = 0; i{k} < {self.shape[k]}; ++i{k})")
         w.open(f"for (long start = 0; start < {width}; start += {tile})")
         w(f"const long count = start + {tile} < {width} ? {tile} : {width} - start;")
-        w(f"alignas(64) double carry[{tile}];")
+        w(f"alignas(64) {self.carry} carry[{tile}];")
         w(f"for (long k = 0; k < {tile}; ++k) carry[k] = {IDENTITY[self.op]};")
         w.open(f"for (long step = 0; step < {self.length}; ++step)")
         self._position("step")
@@ -125,7 +135,7 @@ class _Scan(ScanText):
         w.open("for (long k = 0; k < count; ++k)")
         w(f"const long i{inner} = start + k;")
         self.values.fresh()
-        w(f"carry[k] {SIGN[self.op]}= {self.argument()};")
+        w(JOIN[self.op].format("carry[k]", self.argument()))
         w("const float result = carry[k];")
         self.values.stores(self.index())
         w.close(3 + len(outer))

@@ -1,4 +1,4 @@
-"""Generate CUDA kernels of scans (cumulative sums and products).
+"""Generate CUDA kernels of scans (cumulative sums, products and extremes).
 
 A row is a line along the scanned dimension. If this is the innermost dimension, a warp or a block
 scans a row in chunks; the lanes of a warp read adjacent elements. Along another dimension a thread
@@ -15,7 +15,7 @@ from cuagent.expert.kernel import KernelCall, Request, cuda_call
 from cuagent.expert.scans.loops import ScanText
 from cuagent.expert.streaming.cuda_text import headers_of
 
-JOIN = {"sum": "Sum", "prod": "Product"}
+JOIN = {"sum": "Sum", "prod": "Product", "max": "Max", "min": "Min"}
 ITEMS = 4
 """Number of elements that one thread scans in each chunk of a row."""
 BATCH = 8

@@ -9,8 +9,7 @@ from cuagent.expert.graph.graph import Kind
 from cuagent.expert.kernel import Request
 from cuagent.expert.streaming.text import Writer
 
-IDENTITY = {"sum": "0", "prod": "1"}
-SIGN = {"sum": "+", "prod": "*"}
+IDENTITY = {"sum": "0", "prod": "1", "max": "-INFINITY", "min": "INFINITY"}
 
 
 class ScanText:

@@ -109,7 +109,8 @@ POINTWISE float rest_of_division(float a, float b) {
 }
 // The remainder with the sign of b. Each step divides |a| by 2^23 or more: right up to 2^68 |b|.
 POINTWISE float floored_remainder(float a, float b) {
-  const float r = rest_of_division(rest_of_division(rest_of_division(a, b), b), b);
+  const float rest = rest_of_division(rest_of_division(rest_of_division(a, b), b), b);
+  const float r = absolute(b) == __builtin_inff() ? a + (a - a) : rest;  // NaN if a is infinite
   return (r != 0.f) & ((r < 0.f) != (b < 0.f)) ? r + b : r;
 }
 
@@ -328,8 +329,8 @@ POINTWISE float round_to_even(float x) { return __builtin_rintf(x); }
 POINTWISE float round_to_zero(float x) { return __builtin_truncf(x); }
 POINTWISE float round_up(float x) { return __builtin_ceilf(x); }
 
-// sin(x + turn pi/2): x = n pi/2 + r with |r| <= pi/4, reduced in double. 1.6 ulp up to 1e12. 0 from
-// 1e14 on, where neighbours are 8e6 apart. NaN for infinities.
+// sin(x + turn pi/2): x = n pi/2 + r with |r| <= pi/4, reduced in double. 1.6 ulp up to 1e12. From
+// 1e14 on, where neighbours are 8e6 apart, the sine is 0 and the cosine 1. NaN for infinities.
 POINTWISE float sine_after(float x, double turn) {
   const double y = x;
   // Adding 1.5 * 2^52 rounds to the nearest integer.
@@ -349,7 +350,7 @@ POINTWISE float sine_after(float x, double turn) {
   const float cos_r = __builtin_fmaf(b * s, s, 1.f - 0.5f * s);
   const float odd = (q == 1.f) | (q == 3.f) ? cos_r : sin_r;
   const float value = q >= 2.f ? -odd : odd;
-  return absolute(x) <= 1e14f ? value : x - x;
+  return absolute(x) <= 1e14f ? value : x - x + static_cast<float>(turn);
 }
 POINTWISE float sine(float x) { return x == 0.f ? x : sine_after(x, 0.0); }
 POINTWISE float cosine(float x) { return sine_after(x, 1.0); }
