@@ -20,12 +20,13 @@ from cuagent.expert.convolutions.qualify import LARGE, copy_call, qualifies
 from cuagent.expert.convolutions.stacked import stack_convolutions
 from cuagent.expert.edits import PREPARATIONS
 from cuagent.expert.graph.graph import JOIN, Graph, Kind, Node, contiguous_strides
+from cuagent.expert.graph.layouts import LAST_WEIGHT
 from cuagent.expert.graph.orders import CHANNELS_LAST
 
 WEIGHT = "{0}.movedim(1, -1).contiguous()  "
 FORMATS = {4: "torch.channels_last", 5: "torch.channels_last_3d"}
 """torch's channels-last memory format, by number of dimensions."""
-PREPARATIONS |= {WEIGHT}
+PREPARATIONS |= {WEIGHT, LAST_WEIGHT}
 EXACT = 0
 """Number of channels in `Node.spec` of a copy that keeps float32: cuDNN rounds to TF32 itself, and
 not in all convolutions."""
@@ -194,11 +195,14 @@ def _without_bias(graph: Graph, node: Node) -> Iterator[Node]:
 def _of_network(graph: Graph, node: Node) -> tuple[Node, Node]:
     """Return the nodes of a convolution's weight and of the convolution with a channels-last
     result."""
-    weight = _last_weight(graph, node)
-    call = node.op.replace("{1}", "{1}.movedim(-1, 1)", 1)
+    weight, name = graph.node(str(node.args[1])), f"{node.name}_channels_last_weight"
     order = (0, *range(2, len(node.shape)), 1)
-    args = (node.args[0], weight.name, *node.args[2:])
-    return weight, replace(node, op=call, args=args, order=order)
+    stored = Node(
+        name, Kind.LIBRARY, LAST_WEIGHT, (weight.name,), weight.shape, weight.dtype,
+        origin=node.origin, order=order, contiguous=False,
+    )  # fmt: skip
+    args = (node.args[0], name, *node.args[2:])
+    return stored, replace(node, args=args, order=order)
 
 
 def _last_weight(graph: Graph, node: Node) -> Node:

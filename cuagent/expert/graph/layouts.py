@@ -39,6 +39,8 @@ from cuagent.expert.graph.orders import (
 OWN = "own "
 """Start of the text of a call that a generated kernel computes. It stores the result in the given
 order."""
+LAST_WEIGHT = "{0}.detach()"
+"""Text of a node with a convolution's weight. The prepared value is stored in the node's order."""
 READ_IN_PLACE = (Kind.WINDOW, Kind.GATHER, Kind.TAKE)
 """Kinds of nodes without memory of their own (kernels read their argument). A view cannot reshape
 them."""
@@ -248,6 +250,9 @@ class _Layouts:
 
     def _given(self, node: Node) -> tuple[str, Order]:
         node, order = self._in_order(node), node.order
+        if node.op == LAST_WEIGHT:
+            # Only a call of the library reads it, in the order of the node's shape.
+            return self._add(node), ()
         if not order:
             # cuDNN may choose channels-last where the trace says contiguous: kernels read a copy.
             chosen = node.kind is Kind.LIBRARY and node.op.startswith("F.conv")
