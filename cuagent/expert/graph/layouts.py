@@ -249,6 +249,7 @@ class _Layouts:
         return self._add(replace(node, op=op, args=args, shape=shape, dims=(to,))), order
 
     def _given(self, node: Node) -> tuple[str, Order]:
+        follows = self._follows(node)
         node, order = self._in_order(node), node.order
         if node.op == LAST_WEIGHT:
             # Only a call of the library reads it, in the order of the node's shape.
@@ -256,6 +257,8 @@ class _Layouts:
         if not order:
             # cuDNN may choose channels-last where the trace says contiguous: kernels read a copy.
             chosen = node.kind is Kind.LIBRARY and node.op.startswith("F.conv")
+            if not chosen and follows:
+                node = replace(node, op=f"{node.op}.contiguous()")
             return self._add(replace(node, contiguous=node.contiguous and not chosen)), ()
         shape = permuted(node.shape, order)
         if node.kind is Kind.INPUT:
@@ -267,6 +270,12 @@ class _Layouts:
         spec = node.spec.stored_in(order) if isinstance(node.spec, Einsum) else node.spec
         stored = replace(node, op=call, shape=shape, contiguous=True, order=(), spec=spec)
         return self._add(stored), order
+
+    def _follows(self, node: Node) -> bool:
+        """Return True if torch may compute a result in the order of a permuted argument, though the
+        trace says that it is contiguous."""
+        own = node.kind is not Kind.LIBRARY or node.op.startswith(OWN) or not node.dtype
+        return not own and node.contiguous and any(self.known[a][1] for a in node.inputs)
 
     def _pointwise(self, node: Node) -> tuple[str, Order]:
         rank = len(node.shape)
