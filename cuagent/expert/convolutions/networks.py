@@ -28,10 +28,10 @@ from cuagent.expert.convolutions.qualify import (
     LEAST_OPERATIONS,
     is_pointwise,
 )
+from cuagent.expert.convolutions.tiles import pointwise_tiles
 from cuagent.expert.graph.graph import ITEM_BYTES, Graph, Kind, Node
 from cuagent.expert.graph.orders import CHANNELS_LAST
 from cuagent.expert.products import rates
-from cuagent.expert.products.tiles import ranked
 
 ROWS = 128
 """Rows of a tile."""
@@ -130,7 +130,7 @@ def own_time(graph: Graph, node: Node, target: Target) -> float:
     rows, columns = node.size // node.shape[1], node.shape[1]
     terms = math.prod(weight.shape[1:])
     if math.prod(weight.shape[2:]) == 1:
-        tile = ranked(rows, columns, node.dtype, target.processors)[0]
+        tile = pointwise_tiles(rows, columns, node.dtype, target.processors)[0]
         sides, term = (tile.rows, tile.columns), rates.TERM / tile.speed
     else:
         wide = min(128, max(16, 1 << (columns - 1).bit_length()))
