@@ -26,6 +26,9 @@ class Model(nn.Module):
         self.down, self.d = nn.Conv2d(16, 16, 1, stride=2), nn.Conv2d(16, 16, 3, 2, 1)
         self.e = nn.ModuleList([nn.Conv2d(16 * k + 16, 16, 3, padding=1) for k in range(3)])
         self.m = nn.ModuleList([nn.BatchNorm2d(16 * k + 16) for k in range(3)])
+        self.w = nn.Conv2d(24, 24, 5, padding=2, groups=24)
+        self.v = nn.Conv2d(24, 24, (3, 2), stride=2, padding=(1, 0), groups=24, bias=False)
+        self.r, self.s = nn.Conv2d(24, 8, 1), nn.Conv2d(8, 24, 1)
         self.scale = nn.Parameter(torch.rand(16 * 4 * 7))
         for p in self.parameters():
             p.data += 0.1 * torch.randn(p.shape)
@@ -44,7 +47,11 @@ DENSE = """for e, m in zip(self.e, self.m):
         return x.mean((2, 3)), x"""
 MIXED = """y = self.c(x).relu()
         return self.b(self.a(y)).amax((2, 3)), self.b(self.a(F.avg_pool2d(x, 3, 1, 1)))"""
-BODIES = {"residual": RESIDUAL, "dense": DENSE, "mixed": MIXED}
+INVERTED = """y = F.silu(self.w(self.a(self.b(self.a(x)))))
+        y = F.hardswish(self.v(y) * torch.sigmoid(self.s(F.relu(self.r(y.mean((2, 3), True))))))
+        x = F.max_pool2d(x, 2)
+        return self.b(y) + x"""
+BODIES = {"residual": RESIDUAL, "dense": DENSE, "mixed": MIXED, "inverted": INVERTED}
 
 
 @pytest.fixture
@@ -53,6 +60,7 @@ def cheap(monkeypatch):
     for module in (networks,):
         monkeypatch.setattr(module, "FEW_CHANNELS", 16)
         monkeypatch.setattr(module, "LEAST_OPERATIONS", 0)
+        monkeypatch.setattr(module, "STEM", 0)
     monkeypatch.setattr(networks, "own_time", lambda *_: 0.0)
 
 
@@ -115,3 +123,14 @@ def test_library_call_of_a_permuted_value_is_stored_in_order(tmp_path, cheap):
     forward = made(tmp_path, body).files["model_new.py"].rpartition("def forward")[2]
     (line,) = (text for text in forward.splitlines() if "special_i1 = " in text)
     assert ").contiguous()" in line
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_short_first_convolution_reads_the_image_in_place(
+    tmp_path, interpreted, cheap, monkeypatch
+):
+    monkeypatch.setattr(networks, "STEM", 75)
+    candidate = made(tmp_path, RESIDUAL)
+    assert library_convolutions(candidate) == 0
+    interpreted(candidate)

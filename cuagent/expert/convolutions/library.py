@@ -16,7 +16,12 @@ from enum import StrEnum
 
 from cuagent.expert.capture.subject import Target
 from cuagent.expert.convolutions.convolution import COPY, TRANSPOSED, settings_of
-from cuagent.expert.convolutions.networks import own_in_network, reads_channels_last
+from cuagent.expert.convolutions.networks import (
+    following,
+    may_follow,
+    own_in_network,
+    reads_channels_last,
+)
 from cuagent.expert.convolutions.qualify import LARGE, copy_call, qualifies
 from cuagent.expert.convolutions.stacked import stack_convolutions
 from cuagent.expert.edits import PREPARATIONS
@@ -59,9 +64,10 @@ def in_network(graph: Graph, target: Target, keep: frozenset[str]) -> bool:
     Most of its convolutions are left to the library: they have few places and long sums. In the
     captured layout cuDNN converts operands and results of each. Where own kernels compute most
     convolutions, they are faster; kernels of half precision read and write this layout too
-    (`networks.py`). Depthwise kernels read planes.
+    (`networks.py`). Depthwise kernels read this layout only in a network of half precision.
     """
-    if target.device != "cuda" or any(n.kind is Kind.DEPTHWISE for n in graph.nodes):
+    depthwise = [n for n in graph.nodes if n.kind is Kind.DEPTHWISE]
+    if target.device != "cuda" or not all(may_follow(n, target) for n in depthwise):
         return False
     found = [n for n in graph.nodes if n.kind is Kind.LIBRARY and n.op.startswith("F.conv")]
     left = [
@@ -94,6 +100,7 @@ def arrange(graph: Graph, target: Target, keep: frozenset[str], layout: Layout) 
         )
         graph = _with_copied_inputs(graph, keep)
         graph = own_in_network(graph, target, keep)
+        graph = replace(graph, nodes=tuple(map(following, graph.nodes)))
     users, on_cpu = graph.users(), device == "cpu"
     if device == "cuda" and layout is Layout.CAPTURED:
         graph = replace(graph, nodes=tuple(_as_returned(graph, n) for n in graph.nodes))

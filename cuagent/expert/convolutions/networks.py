@@ -27,6 +27,7 @@ from cuagent.expert.convolutions.qualify import (
     LARGE,
     LEAST_OPERATIONS,
     is_pointwise,
+    is_read_in_place,
 )
 from cuagent.expert.convolutions.tiles import pointwise_tiles
 from cuagent.expert.graph.graph import ITEM_BYTES, Graph, Kind, Node
@@ -42,6 +43,12 @@ FEW_RATE, RATE = 150e12, 540e12
 """Floating-point operations per second of the library's convolutions of up to FEW_COLUMNS output
 channels, and of those with more, for full tiles of 128 channels."""
 FEW_COLUMNS = 64
+FEW_POINTWISE = 16
+"""Least number of input channels of a pointwise convolution."""
+STEM = 64
+"""Largest number of terms in the sum of a network's first convolution that gets a kernel. The
+kernel took 0.25 ms for 147 terms and 64 x 112 x 112 places on an H200, and the library 0.12 to 0.18
+with its copies."""
 
 
 def reads_channels_last(graph: Graph, node: Node, target: Target) -> bool:
@@ -49,9 +56,40 @@ def reads_channels_last(graph: Graph, node: Node, target: Target) -> bool:
     one of half precision and many channels."""
     if target.capability < rates.FAST_LIBRARY or not node.op.startswith("F.conv2d("):
         return False
-    channels = graph.node(str(node.args[0])).shape[1]
+    x, weight = (graph.node(str(arg)) for arg in node.args[:2])
     ungrouped = settings_of(node)["groups"] == 1 and len(node.shape) == 4
-    return ungrouped and node.dtype != "float32" and channels >= FEW_CHANNELS
+    if not ungrouped or node.dtype == "float32":
+        return False
+    least = FEW_POINTWISE if math.prod(weight.shape[2:]) == 1 else FEW_CHANNELS
+    return x.shape[1] >= least or _is_short_stem(graph, x, weight)
+
+
+def _is_short_stem(graph: Graph, x: Node, weight: Node) -> bool:
+    """Return True for the convolution of an image of few channels that has a short sum.
+
+    The library copies the image to channels-last layout and fills it to eight channels. The kernel
+    reads it in place.
+    """
+    image = x.kind is Kind.INPUT and not x.order and x.shape[1] < VECTOR
+    return image and math.prod(weight.shape[1:]) <= STEM and is_read_in_place(graph, x)
+
+
+def may_follow(node: Node, target: Target) -> bool:
+    """Return True if the kernel of a depthwise convolution may read and write channels-last memory,
+    as its neighbours in a network of half precision do.
+
+    Planes of an odd number of places have no aligned vectors in the captured layout.
+    """
+    image = len(node.shape) == 4 and node.spec.multiplier == 1
+    return image and node.dtype != "float32" and target.capability >= rates.FAST_LIBRARY
+
+
+def following(node: Node) -> Node:
+    """Return a depthwise convolution whose result has the order of its argument; other nodes as
+    they are."""
+    if node.kind is not Kind.DEPTHWISE:
+        return node
+    return replace(node, spec=replace(node.spec, follows=True))
 
 
 def own_in_network(graph: Graph, target: Target, keep: frozenset[str]) -> Graph:
@@ -95,12 +133,15 @@ def _may_be_own(
     whole = all(isinstance(v, list) for k, v in settings.items() if k != "groups")
     if not whole or max(x.size, node.size) >= LARGE:
         return False
-    if x.shape[1] % VECTOR or node.shape[1] % VECTOR:
+    stem = _is_short_stem(graph, x, weight)
+    if node.shape[1] % VECTOR or (x.shape[1] % VECTOR and not stem):
         return False
     if node.size * math.prod(weight.shape[1:]) < LEAST_OPERATIONS:
         return False
     if weight.dtype != node.dtype or x.dtype != node.dtype or not weight.contiguous:
         return False
+    if stem:
+        return True
     if not _is_channels_last(graph, x, known):
         return False
     return own_time(graph, node, target) < library_time(graph, node, users)
@@ -115,7 +156,7 @@ def _is_channels_last(graph: Graph, x: Node, known: dict[str, bool]) -> bool:
                 known[x.name] = settings_of(x)["groups"] == 1
             case Kind.STRIDED:
                 known[x.name] = x.contiguous is False and x.strides[1:2] == (1,)
-            case Kind.POINTWISE | Kind.POOL | Kind.LIBRARY | Kind.WINDOW:
+            case Kind.POINTWISE | Kind.POOL | Kind.LIBRARY | Kind.WINDOW | Kind.DEPTHWISE:
                 inner = (graph.node(name) for name in x.inputs)
                 images = [n for n in inner if len(n.shape) == 4 and n.kind is not Kind.PARAMETER]
                 known[x.name] = any(_is_channels_last(graph, n, known) for n in images)
