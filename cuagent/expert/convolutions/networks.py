@@ -43,6 +43,9 @@ FEW_RATE, RATE = 150e12, 540e12
 """Floating-point operations per second of the library's convolutions of up to FEW_COLUMNS output
 channels, and of those with more, for full tiles of 128 channels."""
 FEW_COLUMNS = 64
+FULL_TILE, MOST_BLOCKS = 128 * 128, 8
+"""Elements of a tile of which a multiprocessor has one, and most blocks that it has at a time:
+estimates from the registers of compiled kernels."""
 FEW_POINTWISE = 16
 """Least number of input channels of a pointwise convolution."""
 STEM = 64
@@ -173,12 +176,14 @@ def own_time(graph: Graph, node: Node, target: Target) -> float:
     if math.prod(weight.shape[2:]) == 1:
         tile = pointwise_tiles(rows, columns, node.dtype, target.processors)[0]
         sides, term = (tile.rows, tile.columns), rates.TERM / tile.speed
+        # Blocks of small tiles begin and end while others compute.
+        begin = rates.BLOCK / min(MOST_BLOCKS, max(1, FULL_TILE // math.prod(sides)))
     else:
         wide = min(128, max(16, 1 << (columns - 1).bit_length()))
-        sides, term = (ROWS, wide), TERMS[wide]
+        sides, term, begin = (ROWS, wide), TERMS[wide], rates.BLOCK
     count = math.ceil(rows / sides[0]) * math.ceil(columns / sides[1])
     written = ITEM_BYTES[node.dtype]
-    tile_time = rates.BLOCK + math.prod(sides) * (term * terms + rates.BYTE * written)
+    tile_time = begin + math.prod(sides) * (term * terms + rates.BYTE * written)
     waves = math.ceil(count / target.processors)
     return max(waves * tile_time, _moved(graph, node) / rates.BANDWIDTH)
 
