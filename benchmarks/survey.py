@@ -1,7 +1,7 @@
 """Time the expert's candidates of many problems next to torch's usual ways, on GPUs.
 
     python benchmarks/survey.py FOLDER [--levels 2,3] [--problems LIST] [--dtype bfloat16]
-        [--gpus N] [--jobs N] [--seconds S] [--json FILE]
+        [--gpus N] [--jobs N] [--seconds S] [--replay] [--json FILE]
 
 FOLDER has problems in the format of KernelBench, in folders `level1` to `level3`, or, like
 `gpu_modules`, without such folders. `--dtype` converts each float32 module and its inputs. Each
@@ -10,9 +10,11 @@ and make first calls. So a figure is the lower quartile of alternating rounds, b
 one call after a flush of the L2 cache. Arms are eager and the default torch.compile, both also with
 cudnn.benchmark and with channels-last weights, and candidates with different options. All are also
 captured in a CUDA graph. It replays without copies of inputs, so its time is only a bound.
-Autotuning is left out. Errors are relative to eager's output. The program prints the fastest arm of
-both sides with its longest kernels; the file has all. There is no verdict and no search: it shows
-where to work.
+With `--replay` there are also a candidate that captures its graph itself, as the search's first
+candidate does where launches take the time, and torch.compile's mode reduce-overhead: plain calls,
+with the copies that a user gets. Autotuning is left out. Errors are relative to eager's output. The
+program prints the fastest arm of both sides with its longest kernels; the file has all. There is no
+verdict and no search: it shows where to work.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from candidate_variants import (
     import_file,
     longest_kernels,
 )
+from torch.utils._pytree import tree_map
 
 from cuagent.worker.channels_last import has_channels_last, to_channels_last
 
@@ -88,11 +91,12 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=10, help="processes for each GPU")
     parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--replay", action="store_true", help="arms that capture their own graph")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", action="store_true", help="measure the problem here")
     given = parser.parse_args()
     if given.one:
-        print(json.dumps(measured(given.folder, given.dtype)), flush=True)
+        print(json.dumps(measured(given.folder, given.dtype, given.replay)), flush=True)
         return
     waiting = _problems(given.folder, given.levels.split(","))
     if given.problems:
@@ -155,6 +159,7 @@ def _run_until_late(
             }  # fmt: skip
             out = (folder / f"{_name(path).replace('/', '_')}.out").open("w+")
             command = [sys.executable, __file__, "--one", str(path), "--dtype", given.dtype]
+            command += ["--replay"] if given.replay else []
             running[path] = (
                 gpu,
                 subprocess.Popen(
@@ -209,7 +214,7 @@ def _lines(name: str, found: dict[str, Any]) -> list[str]:
     return lines
 
 
-def measured(path: Path, dtype: str) -> dict[str, Any]:
+def measured(path: Path, dtype: str, replay: bool) -> dict[str, Any]:
     """Time all arms of one problem in this process; return the figures of each arm."""
     begun = time.monotonic()
     record: dict[str, Any] = {"title": path.stem, "arms": {}}
@@ -218,11 +223,11 @@ def measured(path: Path, dtype: str) -> dict[str, Any]:
         entry = "Model"
         if dtype != "float32":
             path, entry = _converted(path, dtype, Path(folder)), "Converted"
-        made = dict(_candidates(path, entry, Path(folder), arms))
+        made = dict(_candidates(path, entry, Path(folder), arms, replay))
         module = import_file(path)
         model, inputs = _until_it_fits(lambda: _model_and_inputs(module, entry))
         calls: dict[str, tuple[Call, Any, bool]] = {}
-        for name, (call, given) in _opponents(model, inputs).items():
+        for name, (call, given) in _opponents(model, inputs, replay).items():
             calls[name] = call, given, False
             if any(isinstance(m, torch.nn.modules.conv._ConvNd) for m in model.modules()):
                 calls[f"{name}+benchmark"] = call, given, True
@@ -261,7 +266,9 @@ def _until_it_fits(make: Callable[[], Any]) -> Any:
     return make()
 
 
-def _opponents(model: torch.nn.Module, inputs: list[Any]) -> dict[str, tuple[Call, list[Any]]]:
+def _opponents(
+    model: torch.nn.Module, inputs: list[Any], replay: bool
+) -> dict[str, tuple[Call, list[Any]]]:
     found: dict[str, tuple[Call, list[Any]]] = {
         "eager": (model, inputs),
         "compile": (torch.compile(model, dynamic=False), inputs),
@@ -270,11 +277,15 @@ def _opponents(model: torch.nn.Module, inputs: list[Any]) -> dict[str, tuple[Cal
         other = to_channels_last(copy.deepcopy(model))
         found["eager+last"] = other, inputs
         found["compile+last"] = torch.compile(other, dynamic=False), inputs
+    if replay:
+        replayed = torch.compile(model, dynamic=False, mode="reduce-overhead")
+        # A user copies results that a later call may overwrite.
+        found["compile+replay"] = (lambda *a: tree_map(torch.clone, replayed(*a))), inputs
     return found
 
 
 def _candidates(
-    path: Path, entry: str, folder: Path, arms: dict[str, Any]
+    path: Path, entry: str, folder: Path, arms: dict[str, Any], replay: bool
 ) -> Iterator[tuple[str, Any]]:
     """Yield the name and the imported module of each candidate; texts are different."""
     from cuagent.expert.candidate import Options, make_candidate
@@ -289,6 +300,7 @@ def _candidates(
         "own attention 2": Options(own_attention=True, tiles=1),
         "own attention 3": Options(own_attention=True, tiles=2),
     }  # fmt: skip
+    options |= {"own replay": Options(graph=True)} if replay else {}
     subject = _until_it_fits(lambda: open_subject(load_task(f"{path}:{entry}", device="cuda")))
     seen: list[dict[str, str]] = []
     attends = False
@@ -351,7 +363,7 @@ def _measure(calls: dict[str, tuple[Call, Any, bool]], arms: dict[str, Any]) -> 
 
 def _graphs(ready: dict[str, Call], arms: dict[str, Any]) -> Iterator[tuple[str, Call]]:
     """Yield the name and the replay of each arm in a CUDA graph; note those that fail."""
-    for name in list(ready):
+    for name in (name for name in list(ready) if "replay" not in name):
         torch.backends.cudnn.benchmark = name.endswith("benchmark")
         try:
             graph = torch.cuda.CUDAGraph()

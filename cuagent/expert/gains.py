@@ -8,7 +8,7 @@ from cuagent.expert.convolutions.partials import is_partial
 from cuagent.expert.convolutions.stacked import is_of_stack
 from cuagent.expert.free_casts import reads_half
 from cuagent.expert.graph.graph import ITEM_BYTES, Graph, Kind, Node, contiguous_strides
-from cuagent.expert.method import FRESH, Steps
+from cuagent.expert.method import FRESH, Computed, Steps
 from cuagent.expert.naming import origins_of
 from cuagent.expert.slow_calls import is_slow_call
 from cuagent.expert.streaming.group import Group
@@ -43,7 +43,7 @@ def may_gain(group: Group, steps: Steps, graph: Graph, device: str) -> bool:
     shared = any(
         origins & origins_of(step)
         for step in steps
-        if isinstance(step, Group) and step is not group
+        if isinstance(step, Computed) and step is not group
     )
     # A matrix product in a group was lowered to a scaling (diag(a) @ B), which is cheaper.
     algebra = any(origin.startswith(("matmul", "mm")) for origin in origins)

@@ -9,22 +9,25 @@ forward runs for inputs that the kernels do not support, in training and under a
 from __future__ import annotations
 
 import ast
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 
 from cuagent.expert.graph.graph import ITEM_BYTES, Kind, Node, Part
 from cuagent.expert.graph.orders import inverse, permuted
+from cuagent.expert.held import Held
 from cuagent.expert.kernel import KernelCall
 from cuagent.expert.method import FILL, FRESH, Computed, Method, TritonCall
-from cuagent.expert.prepared import WIDTH, Prepared, in_lines
+from cuagent.expert.prepared import WIDTH, in_lines
 from cuagent.expert.products.expressions import functions_of
 from cuagent.expert.products.triton import header
 from cuagent.expert.streaming.group import Group
-from cuagent.expert.values import view_text
 from cuagent.expert.warm_ups import LEAST, warm_ups
 
 WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 """Modes of torch.compile that capture CUDA graphs."""
+SIZES = re.compile(r"\.(permute|reshape|view|expand)\(\[([\d, ]+)\]\)")
+"""Matches a call with a list of numbers. torch reads separate numbers in 2 us less."""
 
 
 def render(forward: Method, backward: Method | None = None) -> str:
@@ -38,7 +41,9 @@ def render(forward: Method, backward: Method | None = None) -> str:
 def _lines(methods: Sequence[_Module]) -> list[str]:
     parts, calls = methods[0].parts, [c for m in methods for c in m.kernels.values()]
     loads = [m.load(c) for m in methods for c in m.kernels.values() if isinstance(c, KernelCall)]
+    bodies = [m.methods() for m in methods]
     loads = list(dict.fromkeys(loads))
+    loads += [f"{name} = {text}" for m in methods for name, text in m.variants.items()]
     products = list(dict.fromkeys(c.text for c in calls if isinstance(c, TritonCall)))
     base = parts.entry if parts.entry != "ModelNew" else "Reference"
     notes = [
@@ -77,7 +82,7 @@ def _lines(methods: Sequence[_Module]) -> list[str]:
         f'    """{base} with custom kernels.',
         *(["", *notes] if notes else []),
         '    """',
-        *(line for method in methods for line in method.methods()),
+        *(line for body in bodies for line in body),
     ]
 
 
@@ -88,7 +93,7 @@ def _imported(source: str) -> set[str]:
     return {ast.unparse(node) for node in ast.parse(source).body if isinstance(node, kinds)}
 
 
-class _Module(Prepared):
+class _Module(Held):
     """Generates the methods for one graph: forward or backward, the input check, prepared
     values.
     """
@@ -248,7 +253,7 @@ class _Module(Prepared):
             elif isinstance(step, Node):
                 out += [f"    {line}" for line in self._library(step)]
         results = [self._value(name) + self._copied(name) for name in self.graph.outputs]
-        out.append(f"    return {self.graph.template.format(*results)}")
+        out.append(f"    return {self._moved(self.graph.template.format(*results))}")
         return out
 
     def _begin_joins(self, step: Computed | Node, begun: set[str]) -> Iterator[str]:
@@ -287,6 +292,9 @@ class _Module(Prepared):
     def _library(self, node: Node) -> list[str]:
         if node.kind is not Kind.LIBRARY:
             return []
+        shape = f"  # {_dims(node)}" if node.dtype else ""
+        if node.name in self.held:
+            return [f"{self._name(node.name)} = {self._stored(node)}{shape}"]
         call = node.op.format(*(self._value(a) for a in node.inputs))
         read_by_kernel = any(
             isinstance(s, Computed) and node.name in self._tensors(k)
@@ -294,10 +302,10 @@ class _Module(Prepared):
         )
         if not node.contiguous and read_by_kernel:
             call += ".contiguous()"
-        shape = f"  # {_dims(node)}" if node.dtype else ""
         if node.op.startswith(FILL) and self.may_be_none(node.inputs[1]):
             value, mask = (self._value(a) for a in node.inputs[:2])
             call = f"{value} if {mask} is None else {call}"
+        call = SIZES.sub(r".\1(\2)", call)
         return [f"{self._name(node.name)} = {call}{shape}"]
 
     def _launch(self, group: Group, call: KernelCall) -> list[str]:
@@ -312,15 +320,16 @@ class _Module(Prepared):
             if owner is None:
                 lines.append(f"{self._name(output)} = {self._like(call, node)}")
             else:
-                shaped = "" if self.graph.node(owner).shape == node.shape else view_text(node.shape)
-                lines.append(f"{self._name(output)} = {self._name(owner)}{shaped}  # in place")
+                memory = self._in_place(node, self.graph.node(owner))
+                lines.append(f"{self._name(output)} = {memory}  # in place")
             args.append(self._name(output))
         args += [self._memory(t) for t in call.tensors_read]
         writes = sum(_node_bytes(self.graph.node(o)) for o in group.outputs)
         if call.workspace:
             args.append(self._empty_of((call.workspace,), "float32"))
         lines.append(f"# reads {_bytes(reads)}, writes {_bytes(writes)}")
-        lines.append(f"{call.name}({', '.join(args)})")
+        launcher = self._launcher(call, [*group.outputs, *call.tensors_read])
+        lines.append(f"{launcher}({', '.join(args)})")
         return lines
 
     def _launch_triton(self, call: TritonCall) -> list[str]:
@@ -345,7 +354,8 @@ class _Module(Prepared):
         for tensor in call.tensors_read:
             read = self.graph.node(tensor)
             same = (read.shape, read.dtype) == (node.shape, node.dtype)
-            if same and read.kind is Kind.INPUT and 1 not in node.shape:
+            fresh = node.name not in self.held and 1 not in node.shape
+            if same and read.kind is Kind.INPUT and fresh:
                 return f"torch.empty_like({self._name(tensor)})"
         return self._empty(node)
 

@@ -220,7 +220,7 @@ def _rewritten(
         graph = copy_operands(graph, target, kept, options.convolutions == "every")
         if options.partial_sums:
             graph = partial_sums(graph, target.processors, whole)
-    graph = library_convolutions.arrange(graph, target.device, kept, layout)
+    graph = library_convolutions.arrange(graph, target, kept, layout)
     graph = transpose_weights(graph, target.device, kept)
     # torch.compile does not take these calls with weights that are not packed.
     graph = graph if options.compile else by_onednn(graph, target.device, kept)

@@ -8,8 +8,9 @@ them before it passes a pointer. It knows three forms:
 - `.cu` with launchers: nvcc; a last parameter `cudaStream_t` receives the current stream;
 - `.cu` that exports `__global__` kernels only: NVRTC, launched as `kernel[grid, block, smem](...)`.
 
-Not covered: strided tensors (a channels-last tensor is passed as its contiguous permutation),
-structures by value, autograd. torch.compile keeps `load(...).operator(name)` as one call.
+A channels-last tensor is passed as its contiguous permutation, or to `scale.last(0, 1)`, which
+takes such tensors at these positions. Not covered: other strided tensors, structures by value,
+autograd. torch.compile keeps `load(...).operator(name)` as one call.
 Invariant: this package does not import the rest of cuagent, because exported packages carry a copy
 of it. It imports torch only in the functions that handle tensors.
 """

@@ -47,9 +47,16 @@ class Launcher:
     A call raises TypeError, ValueError, OverflowError or RuntimeError.
     """
 
-    def __init__(self, library: ctypes.CDLL, prototype: Prototype, on_cuda: bool) -> None:
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        prototype: Prototype,
+        on_cuda: bool,
+        images: frozenset[int] = frozenset(),
+    ) -> None:
+        self._library = library
         self.prototype = prototype
-        self._checked = CheckedArguments(prototype, on_cuda)
+        self._checked = CheckedArguments(prototype, on_cuda, images)
         self._function = library[prototype.name]
         types = [c_type(parameter) for parameter in prototype.parameters]
         self._function.argtypes = types + [ctypes.c_void_p] * prototype.stream
@@ -64,7 +71,12 @@ class Launcher:
             self._error_name = library[ERROR_NAME]
             self._error_name.restype = ctypes.c_char_p
 
-        self._quick = quick_arguments(prototype, on_cuda)
+        self._quick = quick_arguments(prototype, on_cuda, images)
+
+    def last(self, *positions: int) -> Launcher:
+        """Return a launcher whose arguments at these positions must be images in channels-last
+        memory: tensors of four dimensions that are contiguous in `torch.channels_last`."""
+        return Launcher(self._library, self.prototype, self.on_cuda, frozenset(positions))
 
     def __call__(self, *arguments: Any) -> None:
         values, device = self._quick(*arguments) or self._checked(arguments)
@@ -101,14 +113,19 @@ class Launcher:
 
 class CheckedArguments:
     """Converts the arguments of a call to C values and the index of the CUDA device (-1 for the
-    CPU)."""
+    CPU).
 
-    def __init__(self, prototype: Prototype, on_cuda: bool) -> None:
+    `images`: positions of tensors that must be in channels-last memory; others are contiguous.
+    """
+
+    def __init__(
+        self, prototype: Prototype, on_cuda: bool, images: frozenset[int] = frozenset()
+    ) -> None:
         self._name = prototype.name
         self._parameters = prototype.parameters
         self._on_cuda = on_cuda
         self._converters = [
-            _converter(prototype.name, i, p) for i, p in enumerate(self._parameters)
+            _converter(prototype.name, i, p, i in images) for i, p in enumerate(self._parameters)
         ]
         self._pointers = [i for i, p in enumerate(self._parameters) if p.pointer]
 
@@ -145,7 +162,9 @@ class CheckedArguments:
         )
 
 
-def quick_arguments(prototype: Prototype, on_cuda: bool) -> Callable[..., Any]:
+def quick_arguments(
+    prototype: Prototype, on_cuda: bool, images: frozenset[int] = frozenset()
+) -> Callable[..., Any]:
     """Return a fast function that converts the arguments of a usual call to C values and the
     device.
 
@@ -156,11 +175,12 @@ def quick_arguments(prototype: Prototype, on_cuda: bool) -> Callable[..., Any]:
     import torch
 
     names = [f"a{k}" for k in range(len(prototype.parameters))]
-    scope: dict[str, Any] = {"Tensor": torch.Tensor}
+    scope: dict[str, Any] = {"Tensor": torch.Tensor, "last": torch.channels_last}
     tests, values, device = [], [], "-1"
-    for name, parameter in zip(names, prototype.parameters, strict=True):
+    for k, (name, parameter) in enumerate(zip(names, prototype.parameters, strict=True)):
         if parameter.pointer:
-            tests.append(f"isinstance({name}, Tensor) and {name}.is_contiguous()")
+            layout = "memory_format=last" if k in images else ""
+            tests.append(f"isinstance({name}, Tensor) and {name}.is_contiguous({layout})")
             dtype = _tensor_dtype(parameter.type)
             if dtype is not None:
                 scope[f"t_{name}"] = dtype
@@ -197,10 +217,10 @@ def argument(function: str, index: int, parameter: Parameter) -> str:
     return f"{function}: argument {index + 1} `{parameter.text}`"
 
 
-def _converter(function: str, index: int, parameter: Parameter) -> Convert:
+def _converter(function: str, index: int, parameter: Parameter, image: bool) -> Convert:
     where = argument(function, index, parameter)
     if parameter.pointer:
-        return _pointer(where, parameter.type)
+        return _pointer(where, parameter.type, image)
     if parameter.type in ("float", "double"):
         return _real(where)
     if parameter.type == "bool":
@@ -220,10 +240,11 @@ def _tensor_dtype(element: str) -> Any:
     return None if element == "void" else dtypes.get(element) or getattr(torch, element)
 
 
-def _pointer(where: str, element: str) -> Convert:
+def _pointer(where: str, element: str, image: bool) -> Convert:
     import torch
 
     tensor_type, dtype = torch.Tensor, _tensor_dtype(element)
+    layout = torch.channels_last if image else torch.contiguous_format
 
     def convert(value: Any) -> Any:
         if not isinstance(value, tensor_type):
@@ -237,10 +258,10 @@ def _pointer(where: str, element: str) -> Convert:
             if value.dtype.itemsize == dtype.itemsize:
                 hint = f"; declare void*, or pass its bits with .view({dtype})"
             raise TypeError(f"{where} takes a tensor of {dtype}, got {value.dtype}{hint}")
-        if not value.is_contiguous():
+        if not value.is_contiguous(memory_format=layout):
             raise ValueError(
                 f"{where} has strides {value.stride()} for shape {tuple(value.shape)}; "
-                "call .contiguous()"
+                f"call .contiguous({'memory_format=torch.channels_last' if image else ''})"
             )
         pointer = value.data_ptr()
         if not pointer and value.is_meta:

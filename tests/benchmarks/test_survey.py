@@ -48,7 +48,9 @@ class Interrupting:
 
 def test_an_interrupt_ends_the_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(survey.subprocess, "Popen", Interrupting)
-    given = argparse.Namespace(jobs=1, gpus=1, seconds=9.0, json=None, dtype="float32")
+    given = argparse.Namespace(
+        jobs=1, gpus=1, seconds=9.0, json=None, dtype="float32", replay=False
+    )
     with pytest.raises(KeyboardInterrupt):
         survey._run_all([tmp_path / "level1" / "1_Task.py"], given, tmp_path)
     assert Interrupting.killed

@@ -70,6 +70,8 @@ import sys, torch
 sys.path[:0] = [{folder!r}, {tests!r}]
 import cuagent.kernels, emulation, interpreter
 interpreter.checked_accesses()
+if {bf16}:
+    interpreter.exact_arithmetic()
 cuagent.kernels.load = emulation.emulated
 import task, model_new
 torch.manual_seed(0)
@@ -106,11 +108,13 @@ def interpreted(tmp_path: Path, python: list[str], monkeypatch) -> Callable[...,
     the results with fp64.
 
     Kernels in CUDA C++ are emulated. Accesses outside of tensors are errors. `tf32`: round inputs
-    and weights of the comparison to TF32.
+    and weights of the comparison to TF32. `bf16`: compute bfloat16 as a GPU does.
     `same_as`: file of a candidate whose results must be equal instead.
     """
 
-    def run(candidate: Candidate | None, tf32: bool = False, same_as: str = "") -> None:
+    def run(
+        candidate: Candidate | None, tf32: bool = False, same_as: str = "", bf16: bool = False
+    ) -> None:
         assert candidate is not None
         for path, text in candidate.files.items():
             (tmp_path / path).parent.mkdir(exist_ok=True)
@@ -120,7 +124,9 @@ def interpreted(tmp_path: Path, python: list[str], monkeypatch) -> Callable[...,
         command = [
             *python,
             "-c",
-            INTERPRETED.format(folder=str(tmp_path), tests=tests, tf32=tf32, same_as=same_as),
+            INTERPRETED.format(
+                folder=str(tmp_path), tests=tests, tf32=tf32, same_as=same_as, bf16=bf16
+            ),
         ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr[-2000:]

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -72,7 +73,24 @@ def emulated(path: str, descending: bool = False) -> SimpleNamespace:
             raise InvalidAccess(f"{name}: {fault}")
 
     names = re.findall(r'^extern "C" void (\w+)\(', text, re.MULTILINE)
-    return SimpleNamespace(**{name: functools.partial(call, name) for name in names})
+    return SimpleNamespace(**{name: Emulated(call, name) for name in names})
+
+
+class Emulated:
+    """An emulated launcher. It takes tensors in the layouts that the real one takes."""
+
+    def __init__(self, call: Callable[..., None], name: str, images: tuple[int, ...] = ()) -> None:
+        self._call, self._name, self._images = call, name, images
+
+    def last(self, *positions: int) -> Emulated:
+        return Emulated(self._call, self._name, positions)
+
+    def __call__(self, *tensors: torch.Tensor) -> None:
+        for k, tensor in enumerate(tensors):
+            is_image = k in self._images
+            layout = torch.channels_last if is_image else torch.contiguous_format
+            assert tensor.is_contiguous(memory_format=layout), (self._name, k, tensor.stride())
+        self._call(self._name, *tensors)
 
 
 class InvalidAccess(Exception):

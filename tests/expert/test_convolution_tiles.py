@@ -8,7 +8,7 @@ import pytest
 
 from cuagent.expert.convolutions.convolution import Convolution, Pool, Volume
 from cuagent.expert.convolutions.phases import Axis
-from cuagent.expert.convolutions.tiles import tiles
+from cuagent.expert.convolutions.tiles import pointwise_tiles, tiles
 from cuagent.expert.convolutions.together import stores_together
 from cuagent.expert.graph.graph import Kind, Node
 
@@ -92,3 +92,11 @@ def test_all_outputs_of_a_line_are_stored_together_if_stores_take_longer_than_pr
 ):
     axes = (Axis(64, 64 * stride, 3, stride, 1, 1),) * 2
     assert stores_together(axes, channels, 32, operand, 4, merged) is together
+
+
+@pytest.mark.parametrize("rows", [64, 3136, 200704])
+@pytest.mark.parametrize("columns", [16, 96, 320, 1280])
+def test_threads_of_pointwise_convolutions_have_few_sums(rows, columns):
+    found = pointwise_tiles(rows, columns, "float16", 132)
+    assert found
+    assert all(t.rows * t.columns <= 64 * 32 * t.warps for t in found)

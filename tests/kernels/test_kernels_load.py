@@ -60,6 +60,23 @@ def test_launcher_accepts_none_and_empty_tensors(kernels: Kernels):
 X, Y = torch.randn(8, 8), torch.empty(8, 8)
 
 
+def test_launcher_takes_images_in_channels_last_memory_at_named_positions(kernels: Kernels):
+    x = torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    y, plain = torch.empty_like(x), torch.empty(2, 3, 4, 5)
+    kernels.scale.last(0, 1)(y, x, 2, x.numel())
+    assert torch.equal(y, 2 * x)
+    kernels.scale.last(1)(plain, x, 2.0, x.numel())
+    assert torch.equal(plain.view(2, 4, 5, 3), 2 * x.permute(0, 2, 3, 1))
+    for launcher, tensors in (
+        (kernels.scale.last(0, 1), (plain, x)),
+        (kernels.scale.last(1), (y, x)),
+        (kernels.scale, (plain, x)),
+        (kernels.scale.last(1), (plain, x.permute(0, 2, 3, 1))),
+    ):
+        with pytest.raises(ValueError, match=r"has strides .*call \.contiguous"):
+            launcher(*tensors, 2.0, x.numel())
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [

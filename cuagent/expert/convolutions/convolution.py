@@ -22,6 +22,10 @@ COPY = "own F.conv copy to channels last"
 """Text in `Node.op` of a node that copies an input to (samples, *places, channels), rounded to TF32
 if that precision is admitted."""
 
+LAST = ", last=True)"
+"""End of the text of a convolution whose kernel stores its result in channels-last order. The
+node's shape is then (samples, *places, channels)."""
+
 FEW, VECTOR = 32, 8
 """Number of channels below which one step of the sum has several taps, and number of float16
 channels that a kernel loads together."""
@@ -130,6 +134,8 @@ class Convolution:
     """
     flagged: bool = False
     """True if a second launch computes these tiles again, and not the same program."""
+    last: bool = False
+    """True if the kernel stores its results in channels-last order."""
     pool: Pool | None = None
     """Pool that the kernel computes after the epilogue; None without one."""
     copy: tuple[str, str] = ()  # type: ignore[assignment]
@@ -226,6 +232,18 @@ def settings_of(node: Node) -> dict[str, Any]:
             value = list(value) * (rank if len(value) == 1 else 1)
         values[name] = value
     return values | {"groups": values.get("groups", 1)}
+
+
+def is_last(node: Node) -> bool:
+    """Return True if the kernel of a convolution stores its result in channels-last order."""
+    return node.op.endswith(LAST)
+
+
+def image_shape(node: Node) -> tuple[int, ...]:
+    """Return the shape of a convolution's result as (samples, channels, *places)."""
+    if not is_last(node):
+        return node.shape
+    return (node.shape[0], node.shape[-1], *node.shape[1:-1])
 
 
 def volume_of(graph: Graph, name: str, shape: tuple[int, ...]) -> Volume:

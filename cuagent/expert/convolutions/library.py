@@ -16,16 +16,23 @@ from enum import StrEnum
 
 from cuagent.expert.capture.subject import Target
 from cuagent.expert.convolutions.convolution import COPY, TRANSPOSED, settings_of
+from cuagent.expert.convolutions.networks import (
+    following,
+    may_follow,
+    own_in_network,
+    reads_channels_last,
+)
 from cuagent.expert.convolutions.qualify import LARGE, copy_call, qualifies
 from cuagent.expert.convolutions.stacked import stack_convolutions
 from cuagent.expert.edits import PREPARATIONS
 from cuagent.expert.graph.graph import JOIN, Graph, Kind, Node, contiguous_strides
+from cuagent.expert.graph.layouts import LAST_WEIGHT
 from cuagent.expert.graph.orders import CHANNELS_LAST
 
 WEIGHT = "{0}.movedim(1, -1).contiguous()  "
 FORMATS = {4: "torch.channels_last", 5: "torch.channels_last_3d"}
 """torch's channels-last memory format, by number of dimensions."""
-PREPARATIONS |= {WEIGHT}
+PREPARATIONS |= {WEIGHT, LAST_WEIGHT}
 EXACT = 0
 """Number of channels in `Node.spec` of a copy that keeps float32: cuDNN rounds to TF32 itself, and
 not in all convolutions."""
@@ -56,12 +63,20 @@ def in_network(graph: Graph, target: Target, keep: frozenset[str]) -> bool:
 
     Most of its convolutions are left to the library: they have few places and long sums. In the
     captured layout cuDNN converts operands and results of each. Where own kernels compute most
-    convolutions, they are faster. Depthwise kernels read planes.
+    convolutions, they are faster; kernels of half precision read and write this layout too
+    (`networks.py`). Depthwise kernels read this layout only in a network of half precision.
     """
-    if target.device != "cuda" or any(n.kind is Kind.DEPTHWISE for n in graph.nodes):
+    depthwise = [n for n in graph.nodes if n.kind is Kind.DEPTHWISE]
+    if target.device != "cuda" or not all(may_follow(n, target) for n in depthwise):
         return False
     found = [n for n in graph.nodes if n.kind is Kind.LIBRARY and n.op.startswith("F.conv")]
-    left = [n for n in found if n.origin in keep or not qualifies(graph, n, target, False)]
+    left = [
+        n
+        for n in found
+        if n.origin in keep
+        or reads_channels_last(graph, n, target)
+        or not qualifies(graph, n, target, False)
+    ]
     layers = [n for n in left if _may_be_last(n) and _in_tensor_cores(n, target)]
     return len(layers) >= NETWORK and 2 * len(left) > len(found)
 
@@ -71,11 +86,12 @@ def _in_tensor_cores(node: Node, target: Target) -> bool:
     return plane and (node.dtype != "float32" or target.tf32_convolutions)
 
 
-def arrange(graph: Graph, device: str, keep: frozenset[str], layout: Layout) -> Graph:
+def arrange(graph: Graph, target: Target, keep: frozenset[str], layout: Layout) -> Graph:
     """Return the graph with biases moved out of the library's convolutions and linear layers.
 
     `layout`: that of the convolutions. `keep`: origins that stay unchanged.
     """
+    device = target.device
     if layout is Layout.NETWORK:
         graph = stack_convolutions(
             graph,
@@ -83,6 +99,8 @@ def arrange(graph: Graph, device: str, keep: frozenset[str], layout: Layout) -> 
             _without_bias,
         )
         graph = _with_copied_inputs(graph, keep)
+        graph = own_in_network(graph, target, keep)
+        graph = replace(graph, nodes=tuple(map(following, graph.nodes)))
     users, on_cpu = graph.users(), device == "cpu"
     if device == "cuda" and layout is Layout.CAPTURED:
         graph = replace(graph, nodes=tuple(_as_returned(graph, n) for n in graph.nodes))
@@ -116,34 +134,47 @@ def _as_returned(graph: Graph, node: Node) -> Node:
 
 
 def _with_copied_inputs(graph: Graph, keep: frozenset[str]) -> Graph:
-    """Return the graph with one copy in channels-last layout of each input that convolutions read.
+    """Return the graph with one copy in channels-last layout of each input that convolutions or
+    concatenations of channels read.
 
-    torch would copy it in each of their calls, and at a third of the rate of a generated kernel.
+    torch would copy it in each call of a convolution, and at a third of the rate of a generated
+    kernel. A concatenation has the order of its largest argument.
     """
-    copies: dict[str, Node] = {}
+    users, copies = graph.users(), dict[str, list[Node]]()
+    for x in graph.nodes:
+        image = x.kind is Kind.INPUT and len(x.shape) == 4 and not x.order
+        many = image and x.shape[1] >= LEAST_COPIED
+        if many and any(_reads_image(user, keep) for user in users[x.name]):
+            copies[x.name] = _copy_of_input(x)
     nodes: list[Node] = []
     for node in graph.nodes:
-        plane = node.kind is Kind.LIBRARY and node.op.startswith("F.conv2d(")
-        if not plane or node.origin in keep or not _may_be_last(node):
-            nodes.append(node)
-            continue
-        x = graph.node(str(node.args[0]))
-        if x.kind is not Kind.INPUT or x.order or x.shape[1] < LEAST_COPIED:
-            nodes.append(node)
-            continue
-        if x.name not in copies:
-            shape, name = (x.shape[0], *x.shape[2:], x.shape[1]), f"{x.name}_last_input"
-            copies[x.name] = Node(
-                name, Kind.LIBRARY, COPY, (x.name,), shape, x.dtype, origin=node.origin, spec=EXACT
-            )
-            steps = contiguous_strides(shape)
-            view = Node(
-                f"{name}_view", Kind.STRIDED, "{0}.movedim(-1, 1)", (name,), x.shape, x.dtype,
-                origin=node.origin, contiguous=False, strides=(steps[0], steps[-1], *steps[1:-1]),
-            )  # fmt: skip
-            nodes += [copies[x.name], view]
-        nodes.append(replace(node, args=(f"{copies[x.name].name}_view", *node.args[1:])))
+        reads = node.kind in (Kind.POINTWISE, Kind.POOL) or _reads_image(node, keep)
+        if reads and any(name in copies for name in node.inputs):
+            names = {name: copies[name][1].name for name in node.inputs if name in copies}
+            node = replace(node, args=tuple(names.get(str(a), a) for a in node.args))
+        nodes += [node, *copies.get(node.name, ())]
     return replace(graph, nodes=tuple(nodes)) if copies else graph
+
+
+def _reads_image(node: Node, keep: frozenset[str]) -> bool:
+    """Return True for a convolution of a network, and for a concatenation of channels."""
+    if node.kind is not Kind.LIBRARY or node.origin in keep:
+        return False
+    plane = node.op.startswith("F.conv2d(") and _may_be_last(node)
+    return plane or (node.op.startswith(JOIN) and node.dims == (1,) and len(node.shape) == 4)
+
+
+def _copy_of_input(x: Node) -> list[Node]:
+    """Return the nodes of an input's copy in channels-last layout, and of a view of it."""
+    shape, name = (x.shape[0], *x.shape[2:], x.shape[1]), f"{x.name}_last_input"
+    origin = f"{x.name}_copy"
+    copy = Node(name, Kind.LIBRARY, COPY, (x.name,), shape, x.dtype, origin=origin, spec=EXACT)
+    steps = contiguous_strides(shape)
+    view = Node(
+        f"{name}_view", Kind.STRIDED, "{0}.movedim(-1, 1)", (name,), x.shape, x.dtype,
+        origin=origin, contiguous=False, strides=(steps[0], steps[-1], *steps[1:-1]),
+    )  # fmt: skip
+    return [copy, view]
 
 
 def _readers(node: Node, users: dict[str, list[Node]]) -> list[Node]:
@@ -194,11 +225,14 @@ def _without_bias(graph: Graph, node: Node) -> Iterator[Node]:
 def _of_network(graph: Graph, node: Node) -> tuple[Node, Node]:
     """Return the nodes of a convolution's weight and of the convolution with a channels-last
     result."""
-    weight = _last_weight(graph, node)
-    call = node.op.replace("{1}", "{1}.movedim(-1, 1)", 1)
+    weight, name = graph.node(str(node.args[1])), f"{node.name}_channels_last_weight"
     order = (0, *range(2, len(node.shape)), 1)
-    args = (node.args[0], weight.name, *node.args[2:])
-    return weight, replace(node, op=call, args=args, order=order)
+    stored = Node(
+        name, Kind.LIBRARY, LAST_WEIGHT, (weight.name,), weight.shape, weight.dtype,
+        origin=node.origin, order=order, contiguous=False,
+    )  # fmt: skip
+    args = (node.args[0], name, *node.args[2:])
+    return stored, replace(node, args=args, order=order)
 
 
 def _last_weight(graph: Graph, node: Node) -> Node:

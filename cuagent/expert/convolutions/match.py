@@ -17,6 +17,8 @@ from cuagent.expert.convolutions.convolution import (
     TRANSPOSED,
     Convolution,
     Volume,
+    image_shape,
+    is_last,
     settings_of,
     volume_of,
 )
@@ -60,7 +62,7 @@ def with_convolutions(
 def _reader_of_channels(node: Node, steps: Sequence[Any], graph: Graph) -> Group | None:
     """Return the fused group that reduces the convolution `node` over its channels, if it is the
     only reader; else None."""
-    if node.name in graph.outputs or node.shape[1] > MOST_CHANNELS:
+    if node.name in graph.outputs or is_last(node) or node.shape[1] > MOST_CHANNELS:
         return None
     readers = {user.name for user in graph.users()[node.name]}
     span = (math.prod(node.shape[2:]), node.shape[1])
@@ -94,7 +96,7 @@ def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution |
         return None
     try:
         reads = {
-            (n.name, arg): _read_by(graph, group, n, arg, node.shape)
+            (n.name, arg): _read_by(graph, group, n, arg, node)
             for n in epilogue
             for arg in n.inputs
             if arg not in inner and group is not None
@@ -121,8 +123,8 @@ def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution |
         node,
         transposed,
         x.shape[0],
-        x.shape[-1] if _is_last(x) or node.op == TRANSPOSED else x.shape[1] // groups,
-        node.shape[-1 if node.op == COPY else 1],
+        x.shape[-1] if _is_copied(x) or node.op == TRANSPOSED else x.shape[1] // groups,
+        node.shape[-1] if node.op == COPY else image_shape(node)[1],
         axes,
         left,
         right.tensor,
@@ -137,6 +139,7 @@ def _convolution(node: Node, group: Group | None, graph: Graph) -> Convolution |
         halves[2].name if halves else "",
         groups,
         again,
+        last=is_last(node),
     )
 
 
@@ -159,13 +162,14 @@ def convolution_axes(graph: Graph, node: Node) -> tuple[tuple[Axis, ...], bool]:
     return _operands(graph, node, x, weight)[2], node.op.startswith("own F.conv_transpose")
 
 
-def _is_last(x: Node) -> bool:
+def _is_copied(x: Node) -> bool:
+    """Return True if the input of a convolution is a copy, whose channels are adjacent."""
     return x.op in (CHANNELS_LAST, COPY)
 
 
 def _one_axis(node: Node) -> Axis:
     """Return all spatial positions of a pointwise convolution as one axis."""
-    places = math.prod(node.shape[1:-1] if node.op == COPY else node.shape[2:])
+    places = math.prod(node.shape[1:-1] if node.op == COPY else image_shape(node)[2:])
     return Axis(places, places, 1, 1, 0, 1)
 
 
@@ -186,7 +190,7 @@ def _operands(
 
     A pointwise convolution has a single axis with all spatial positions.
     """
-    copied = _is_last(x)
+    copied = _is_copied(x)
     if not copied and is_pointwise(node, weight):
         volumes = (volume_of(graph, n.name, n.shape) for n in (x, weight))
         return *volumes, (_one_axis(node),)  # type: ignore[return-value]
@@ -194,7 +198,7 @@ def _operands(
     axes = tuple(
         Axis(
             x.shape[k + 2 - copied],
-            node.shape[2 + k],
+            image_shape(node)[2 + k],
             weight.shape[1 + k],
             stride,
             padding,
@@ -225,34 +229,42 @@ def _with_last_together(
     return axes
 
 
-def _read_by(graph: Graph, group: Group, reader: Node, name: str, shape: tuple[int, ...]) -> Volume:
+def _read_by(graph: Graph, group: Group, reader: Node, name: str, conv: Node) -> Volume:
     """Return the strides with which `reader`, a node of the group, reads tensor `name`.
 
-    `shape`: shape of the convolution's result, (samples, channels, *places). Raises NestError if
-    the tensor has no single stride along each of them.
+    Raises NestError if the tensor has no single stride along each of samples, channels and places
+    of the result of `conv`.
     """
     node = graph.node(name)
     if node.kind in (Kind.WINDOW, Kind.INSIDE, Kind.GATHER):
         raise NestError(f"{name} is read under a condition")
     base, strides, offset = storage(graph, node)
-    places = math.prod(shape[2:])
+    shape = image_shape(conv)
+    channels, places = shape[1], math.prod(shape[2:])
     if places == 1:
         raise NestError("one place for each sample")
     domain = group.places[reader.name]
     padded = (0,) * (len(reader.shape) - len(node.shape)) + tuple(
         stride if extent > 1 else 0 for stride, extent in zip(strides, node.shape, strict=True)
     )
-    found: dict[int, set[int]] = {places * shape[1]: set(), places: set(), 1: set()}
+    # Step of each of them in the domain, the largest first.
+    units = {"sample": places * channels, "channel": places, "place": 1}
+    if is_last(conv):
+        units = {"sample": places * channels, "place": channels, "channel": 1}
+    found: dict[str, set[int]] = {unit: set() for unit in units}
     for extent, step, stride in zip(reader.shape, domain, padded, strict=True):
         if extent == 1:
             continue
-        unit = max(size for size in found if step >= size)
-        if unit != 1 and step != unit:
+        unit = next(word for word, size in units.items() if step >= size)
+        size = units[unit]
+        if unit != "place" and step != size:
             raise NestError(f"{name} is read in parts of a sample or of its channels")
-        if stride % step and unit == 1:
+        if stride and any(step < other < step * extent for other in units.values()):
+            raise NestError(f"{name} is read across samples, channels or places")
+        if stride * size % step:
             raise NestError(f"{name} has no single stride from place to place")
-        found[unit].add(stride // step if unit == 1 else stride)
+        found[unit].add(stride * size // step)
     if any(len(values) > 1 for values in found.values()):
         raise NestError(f"{name} has no single stride")
-    sample, channel, place = (next(iter(values), 0) for values in found.values())
+    sample, channel, place = (next(iter(found[w]), 0) for w in ("sample", "channel", "place"))
     return Volume(base.name, base.dtype, sample, channel, place, offset)

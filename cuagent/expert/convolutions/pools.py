@@ -27,7 +27,9 @@ def with_pools(steps: Sequence[Any], graph: Graph) -> tuple[Any, ...]:
     is the only reader."""
     result = list(steps)
     for step in steps:
-        if not isinstance(step, Convolution) or step.is_copy or len(step.outputs) > 1:
+        if not isinstance(step, Convolution) or step.is_copy or step.last:
+            continue
+        if len(step.outputs) > 1:
             continue
         group = _reader(step.outputs[0], steps, graph)
         found = _pooled(step, group, graph) if group is not None else None

@@ -124,6 +124,9 @@ def stores(
             words += [f"place[:, None] * {conv.channels_out}", "n[None, :]"]
         elif output in conv.rows:
             words, mask = [f"sample[:, None] * {places}", "place[:, None]"], "inside[:, None]"
+        elif conv.last:
+            step = parts[output].strides[-2] if output in parts else conv.channels_out
+            words += [f"place[:, None] * {step}", "n[None, :]"]
         else:
             words += [f"n[None, :] * {places}", "place[:, None]"]
         target = " + ".join([f"{identifier(output)}_out", *words])

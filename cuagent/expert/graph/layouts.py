@@ -39,13 +39,14 @@ from cuagent.expert.graph.orders import (
 OWN = "own "
 """Start of the text of a call that a generated kernel computes. It stores the result in the given
 order."""
+LAST_WEIGHT = "{0}.detach()"
+"""Text of a node with a convolution's weight. The prepared value is stored in the node's order."""
 READ_IN_PLACE = (Kind.WINDOW, Kind.GATHER, Kind.TAKE)
 """Kinds of nodes without memory of their own (kernels read their argument). A view cannot reshape
 them."""
-FOLLOWS_ARGUMENT = re.compile(
-    r"torch\.ops\.|F\.(relu|gelu|silu|softplus)\(|torch\.(sigmoid|tanh|exp)\(|\{0\}\[\d+\]$"
-)
-"""Calls of torch whose results may have the memory layout of their arguments."""
+NEW_MEMORY = ("F.linear(", "torch.matmul(", "torch.mm(", "torch.bmm(", "torch.addmm(")
+"""Start of the text of calls whose results are contiguous, whatever the order of their
+arguments."""
 FOLLOWING = (Kind.SCAN, Kind.POOL, Kind.RESAMPLE)
 """Kinds of nodes whose result takes the order of their only argument; `dims` are renumbered."""
 
@@ -255,12 +256,15 @@ class _Layouts:
         return self._add(replace(node, op=op, args=args, shape=shape, dims=(to,))), order
 
     def _given(self, node: Node) -> tuple[str, Order]:
-        moved = any(a in self.moved or self.known[a][1] for a in node.inputs)
+        follows = self._follows(node)
         node, order = self._in_order(self._with_places(node)), node.order
+        if node.op == LAST_WEIGHT:
+            # Only a call of the library reads it, in the order of the node's shape.
+            return self._add(node), ()
         if not order:
             # cuDNN may choose channels-last where the trace says contiguous: kernels read a copy.
             chosen = node.kind is Kind.LIBRARY and node.op.startswith("F.conv")
-            if moved and node.contiguous and FOLLOWS_ARGUMENT.match(node.op):
+            if follows and not chosen:
                 node = self._restored(node)
             return self._add(replace(node, contiguous=node.contiguous and not chosen)), ()
         shape = permuted(node.shape, order)
@@ -302,6 +306,13 @@ class _Layouts:
             return node
         # The call copies only where the result is not contiguous.
         return replace(node, op=f"{node.op}.contiguous()")
+
+    def _follows(self, node: Node) -> bool:
+        """Return True if torch may compute a result in the order of a permuted argument, though the
+        trace says that it is contiguous."""
+        own = node.kind is not Kind.LIBRARY or node.op.startswith((OWN, *NEW_MEMORY))
+        moved = any(a in self.moved or self.known[a][1] for a in node.inputs)
+        return moved and not own and (node.contiguous or not node.dtype)
 
     def _pointwise(self, node: Node) -> tuple[str, Order]:
         rank = len(node.shape)

@@ -37,11 +37,15 @@ PRODUCTS = {"linear", "matmul", "mm", "bmm", "addmm", "conv1d", "conv2d", "conv3
 def cat(low: Lowering, fx: Any) -> str | None:
     parts = [operand(low, part) for part in fx.args[0]]
     names = [part for part in parts if isinstance(part, str)]
-    if not floating(fx) or len(names) != len(parts) or len(parts) < 2:
+    if not floating(fx) or len(names) != len(parts) or not parts:
         return None
     if any(dtype_of(part) != dtype_of(fx) for part in fx.args[0]):
         return None
     shape = shape_of(fx)
+    if len(parts) == 1:
+        # A copy, as in the first layer of a dense block; its readers compute it.
+        plain = "cat" in str(fx.target) and low.shape(names[0]) == shape
+        return low.pointwise("cast", names[0], hint="", dtype=dtype_of(fx)) if plain else None
     dim = argument(fx, 1, "dim", 0) % len(shape)
     if _may_be_written_in_place(low, fx, names):
         return in_place(low, names, dim, shape, dtype_of(fx))
