@@ -13,11 +13,16 @@ import typer
 from cuagent.training.session import choose_device, needs_extra, prepare, processes, say
 
 app = typer.Typer(
-    help="Turn runs into a better policy: RFT, value pretraining, PPO.",
     rich_markup_mode=None,
-    no_args_is_help=True,
     add_completion=False,
 )
+
+
+@app.callback(invoke_without_command=True)
+def train(context: typer.Context) -> None:
+    """Turn runs into a better policy: RFT, value pretraining, PPO."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 def folder_option(out: Path) -> Path:
