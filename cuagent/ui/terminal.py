@@ -102,7 +102,7 @@ class Terminal:
         """Number of files that were written in this step."""
         self._summary = ""
         """The summary that was shown last."""
-        self._judged = self._ladder_shown = self._table_due = False
+        self._judged = self._ladder_shown = self._table_due = self._interrupted = False
         self._tier = ""
         """The isolation tier that was shown last."""
         self._started = time.monotonic()
@@ -210,6 +210,7 @@ class Terminal:
             case StepStarted(step):
                 self._resume_clock()
                 self._excerpts = 0
+                self._interrupted = False
                 self._open.clear()  # calls that were interrupted have no result
                 self._set(step=step, activity="thinking")
                 if not self._transcript.live and not self._footer:
@@ -252,9 +253,10 @@ class Terminal:
         """Return True for a phase of work that the user has interrupted.
 
         It continues in another thread for a while, when the run already waits for the user or for
-        the model.
+        the model, or has ended.
         """
         idle = self._paused_at is not None or (self.status.step > 0 and not self._open)
+        idle |= self._interrupted
         return idle and threading.current_thread() is not threading.main_thread()
 
     def _is_known(self, summary: str) -> bool:
@@ -263,6 +265,7 @@ class Terminal:
 
     def _show_end(self, event: RunEnded) -> None:
         self._summary = one_line(event.summary)
+        self._interrupted = str(event.stop) == "interrupted"
         self._transcript.end()
         numbers, table = self.attempt_table.numbers, self._final_table()
         lines = summary_lines(event, self._run, numbers, self.width, self.glyphs)
