@@ -36,6 +36,12 @@ class Effort(StrEnum):
     """Several sets of fresh processes: the timing on which the score of record is based."""
 
 
+def interval_title(effort: Effort) -> str:
+    """Return the title of a column of intervals; quick timings have several confidences
+    (`Ratio`)."""
+    return "98 % interval" if effort is Effort.RECORD else "interval"
+
+
 @dataclass(frozen=True)
 class Arm:
     """One timed model with its samples. Times are in seconds per call."""

@@ -13,11 +13,16 @@ import typer
 from cuagent.training.session import choose_device, needs_extra, prepare, processes, say
 
 app = typer.Typer(
-    help="Turn runs into a better policy: RFT, value pretraining, PPO.",
     rich_markup_mode=None,
-    no_args_is_help=True,
     add_completion=False,
 )
+
+
+@app.callback(invoke_without_command=True)
+def train(context: typer.Context) -> None:
+    """Turn runs into a better policy: RFT, value pretraining, PPO."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 def folder_option(out: Path) -> Path:
@@ -30,22 +35,40 @@ def folder_option(out: Path) -> Path:
 
 Out = Annotated[
     Path,
-    typer.Option("--out", help="Folder for checkpoints and metrics.", callback=folder_option),
+    typer.Option(
+        "--out", metavar="DIR", help="Folder for checkpoints and metrics.", callback=folder_option
+    ),
 ]
 Policy = Annotated[
-    Path, typer.Option("--policy", help="Hugging Face folder of the policy, or OWNER/NAME.")
+    Path,
+    typer.Option(
+        "--policy", metavar="DIR|NAME", help="Hugging Face folder of the policy, or OWNER/NAME."
+    ),
 ]
 Tasks = Annotated[
-    Path, typer.Option("--tasks", help="A task file, a folder of them, or FILE.parquet[:SPLIT].")
+    Path,
+    typer.Option(
+        "--tasks", metavar="PATH", help="A task file, a folder of them, or FILE.parquet[:SPLIT]."
+    ),
 ]
 Sources = Annotated[
-    list[Path], typer.Option("--from", help="A folder of runs, or a JSONL of episodes. Repeatable.")
+    list[Path],
+    typer.Option(
+        "--from", metavar="PATH", help="A folder of runs, or a JSONL of episodes. Repeatable."
+    ),
 ]
-Config = Annotated[Path | None, typer.Option("--config", help="TOML file with settings.")]
+Config = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="TOML file with settings.")
+]
 Sets = Annotated[
-    list[str] | None, typer.Option("--set", help="One setting, e.g. ppo.iterations=40. Repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="NAME=VALUE", help="One setting, e.g. ppo.iterations=40. Repeatable."
+    ),
 ]
-DeviceName = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+DeviceName = Annotated[
+    str, typer.Option("--device", metavar="auto|cpu|cuda", help="Where it runs.")
+]
 
 
 @app.command()
@@ -53,28 +76,39 @@ def demo(
     out: Out = Path(".cuagent/demo"),
     device: DeviceName = "auto",
     kernels: Annotated[
-        str, typer.Option(help="auto: for the device that trains. cpu: C++. cuda: CUDA C++.")
+        str,
+        typer.Option(
+            metavar="auto|cpu|cuda",
+            help="auto: for the device that trains. cpu: C++. cuda: CUDA C++.",
+        ),
     ] = "auto",
-    seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="The first seed.")] = 0,
     seeds: Annotated[
-        int, typer.Option(min=1, help="Number of seeds to train and compare, with an RFT arm.")
+        int,
+        typer.Option(
+            min=1, metavar="N", help="Number of seeds to train and compare, with an RFT arm."
+        ),
     ] = 1,
     minutes: Annotated[
         float | None,
         typer.Option(
-            help="Limit of the wall time: PPO makes fewer iterations. Other stages run whole."
+            metavar="MINUTES",
+            help="Limit of the wall time: PPO makes fewer iterations. Other stages run whole.",
         ),
     ] = None,
     ablation: Annotated[
         list[str] | None,
         typer.Option(
-            help="An arm of docs/research/ablations.md; needs finished --seeds. Repeatable."
+            metavar="NAME",
+            help="An arm of docs/research/ablations.md; needs finished --seeds. Repeatable.",
         ),
     ] = None,
     config: Config = None,
     set: Sets = None,
 ) -> None:
-    """Train a small decoder from scratch: teacher, RFT, value pretraining, PPO, real verdicts.
+    """Train a small decoder from scratch, with all stages.
+
+    The stages are teacher, RFT, value pretraining and PPO; the verdicts are real.
 
     An interrupted run resumes where it stopped.
     """
@@ -103,9 +137,14 @@ def demo(
     say(f"curves: {write_report(out)}")
 
 
-Episodes = Annotated[int, typer.Option("--episodes", min=1, help="Number of episodes.")]
+Episodes = Annotated[
+    int, typer.Option("--episodes", min=1, metavar="N", help="Number of episodes.")
+]
 PartName = Annotated[
-    str, typer.Option("--part", help="Tasks to play: train, heldout (by task hash) or all.")
+    str,
+    typer.Option(
+        "--part", metavar="train|heldout|all", help="Tasks to play; heldout: by task hash."
+    ),
 ]
 
 
@@ -120,7 +159,10 @@ def collect(
     config: Config = None,
     set: Sets = None,
 ) -> None:
-    """Play training tasks with a policy and save the episodes, for RFT and value pretraining."""
+    """Play training tasks with a policy; save the episodes.
+
+    They serve RFT and value pretraining.
+    """
     run_collect(policy, tasks, out, episodes, device, config, set, part)
 
 
@@ -135,7 +177,10 @@ def evaluate(
     config: Config = None,
     set: Sets = None,
 ) -> None:
-    """Play held-out tasks with a policy; write the metrics to evaluation.json."""
+    """Play held-out tasks with a policy; save the metrics.
+
+    They are written to evaluation.json.
+    """
     run_collect(policy, tasks, out, episodes, device, config, set, part)
 
 
@@ -171,7 +216,10 @@ def rft(
     config: Config = None,
     set: Sets = None,
 ) -> None:
-    """Run rejection fine-tuning on runs of `cuagent optimize` (any provider) or on episodes."""
+    """Run rejection fine-tuning on runs or episodes.
+
+    Runs are those of `cuagent optimize` with any provider.
+    """
     settings = prepare(config, set)
     from cuagent.training.stages import run_rft
 
@@ -188,7 +236,7 @@ def value(
     config: Config = None,
     set: Sets = None,
 ) -> None:
-    """Pretrain the critic on unfiltered episodes of the policy."""
+    """Pretrain the critic on unfiltered episodes."""
     settings = prepare(config, set)
     from cuagent.training.stages import run_value
 
@@ -202,13 +250,16 @@ def ppo(
     tasks: Tasks,
     out: Out,
     critic: Annotated[
-        Path | None, typer.Option(help="Folder of a critic from `train value`.")
+        Path | None, typer.Option(metavar="DIR", help="Folder of a critic from `train value`.")
     ] = None,
     device: DeviceName = "auto",
     config: Config = None,
     set: Sets = None,
 ) -> None:
-    """Run PPO on a policy against the real verifier; resume an interrupted run."""
+    """Run PPO on a policy against the real verifier.
+
+    The same command resumes an interrupted run.
+    """
     settings = prepare(config, set)
     from cuagent.training.report import write_report
     from cuagent.training.stages import run_ppo
@@ -227,7 +278,10 @@ def pipeline(
         bool, typer.Option("--print-config", help="Print all settings as TOML, and end.")
     ] = False,
 ) -> None:
-    """Collect, RFT, value pretraining, PPO and evaluations as one command that resumes."""
+    """Run every stage as one command that resumes.
+
+    The stages are collection, RFT, value pretraining, PPO and evaluations.
+    """
     needs_extra()
     from cuagent.training.config import configure, to_toml
     from cuagent.training.pipeline import PipelineConfig, run_pipeline
@@ -246,11 +300,15 @@ def pipeline(
 
 @app.command()
 def export(
-    runs: Annotated[Path, typer.Option(help="Folder of runs.")],
-    out: Annotated[Path, typer.Option(help="File (chat, parquet) or folder (atif).")],
-    form: Annotated[str, typer.Option("--format", help="chat, atif or parquet.")] = "chat",
+    runs: Annotated[Path, typer.Option(metavar="DIR", help="Folder of runs.")],
+    out: Annotated[
+        Path, typer.Option(metavar="PATH", help="File (chat, parquet) or folder (atif).")
+    ],
+    form: Annotated[
+        str, typer.Option("--format", metavar="chat|atif|parquet", help="The form.")
+    ] = "chat",
     policy: Annotated[
-        Path | None, typer.Option(help="Policy whose tokenizer parquet needs.")
+        Path | None, typer.Option(metavar="DIR|NAME", help="Policy whose tokenizer parquet needs.")
     ] = None,
 ) -> None:
     """Write runs in the formats of other trainers."""
@@ -266,19 +324,31 @@ def export(
 @app.command(name="export-verl")
 def export_verl(
     policy: Policy,
-    critic: Annotated[Path, typer.Option(help="Folder of a critic from `train value`.")],
+    critic: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder of a critic from `train value`.")
+    ],
     tasks: Tasks,
-    out: Annotated[Path, typer.Option(help="Folder shared by all nodes.", callback=folder_option)],
-    nodes: Annotated[int, typer.Option(min=1)] = 1,
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs per node for training and sampling.")] = 6,
+    out: Annotated[
+        Path,
+        typer.Option(metavar="DIR", help="Folder shared by all nodes.", callback=folder_option),
+    ],
+    nodes: Annotated[int, typer.Option(min=1, metavar="N", help="Number of nodes.")] = 1,
+    gpus: Annotated[
+        int, typer.Option(min=1, metavar="N", help="GPUs per node for training and sampling.")
+    ] = 6,
     judges: Annotated[
-        int, typer.Option(min=1, help="GPUs of the cluster that only time kernels.")
+        int, typer.Option(min=1, metavar="N", help="GPUs of the cluster that only time kernels.")
     ] = 2,
-    device: Annotated[str, typer.Option(help="Device of the kernels: cuda or cpu.")] = "cuda",
+    device: Annotated[
+        str, typer.Option(metavar="cuda|cpu", help="Device of the kernels.")
+    ] = "cuda",
     config: Config = None,
     set: Sets = None,
 ) -> None:
-    """Write a folder from which verl trains: models, tasks, plug-in, launch script."""
+    """Write a folder from which verl trains.
+
+    It holds models, tasks, plug-in and launch script.
+    """
     settings = prepare(config, set)
     from cuagent.task import Device
     from cuagent.training.config import ConfigError
@@ -296,10 +366,11 @@ def export_verl(
 @app.command()
 def doctor(
     policy: Annotated[
-        Path | None, typer.Option(help="Also check that this policy can be trained.")
+        Path | None,
+        typer.Option(metavar="DIR|NAME", help="Also check that this policy can be trained."),
     ] = None,
 ) -> None:
-    """Report which packages and devices for training are installed, and which are missing."""
+    """Report installed and missing packages and devices."""
     from cuagent.training.doctor import examine
 
     for line in examine(policy):

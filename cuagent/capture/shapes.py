@@ -20,7 +20,7 @@ from cuagent.events import Emit, Phase, ignore
 from cuagent.record import plain, read_file
 from cuagent.task import Task, load_task
 from cuagent.task.load import FOLDER_FILE, MANIFEST
-from cuagent.timing import Effort, Standing
+from cuagent.timing import Effort, Ratio, Standing
 
 if TYPE_CHECKING:
     from cuagent.attempt import Attempt
@@ -59,6 +59,11 @@ class ShapeResult:
     """Seconds of one call in eager mode; None if it was not timed."""
     domain: Domain | None = None
     """Calls for which the accepted verdict is valid; None if the original module is used."""
+
+    @property
+    def ratio(self) -> Ratio:
+        """Eager time over the time of the attempt, or of the original module, with its interval."""
+        return Ratio(self.speedup, self.low, self.high)
 
 
 @dataclass(frozen=True)
@@ -184,7 +189,8 @@ def lines(found: ShapesResult) -> list[str]:
     rows = []
     for shape in found.shapes:
         name = shape.task or "other calls"
-        figure = f"{shape.speedup:.2f}x [{shape.low:.2f}, {shape.high:.2f}] over eager"
+        interval = f"[{shape.low:.2f}, {shape.high:.2f}]"
+        figure = f"{shape.speedup:.2f}x {interval} over eager{shape.ratio.doubt}"
         rows.append(
             f"{calls_text(shape.calls)}  {name}: "
             + (figure if shape.covered else f"original module ({shape.why})")
@@ -197,6 +203,8 @@ def lines(found: ShapesResult) -> list[str]:
             f"the module's forward took {share}, and its backward was not measured there: "
             "--time-script measures the steps before and after"
         )
+    elif not any(shape.ratio.standing is Standing.FASTER for shape in found.shapes):
+        last = f"the module took {share}; no shape is surely faster, so no gain is shown"
     return [
         *rows,
         f"weighted by calls and time: {found.weighted:.2f}x over eager; worst shape: "

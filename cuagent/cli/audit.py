@@ -23,7 +23,7 @@ def audit(
     trust: options.Trust = False,
     json: options.Json = False,
 ) -> None:
-    """Repeat a recorded verdict from its content and its seeds, and compare every figure.
+    """Repeat a recorded verdict, and compare every figure.
 
     Recorded timings are checked against their own samples, and measured again only on request. The
     task's Python code in the file runs with your rights, like your own module. A file that cuagent

@@ -24,7 +24,7 @@ def check(
     trust: options.Trust = False,
     json: options.Json = False,
 ) -> None:
-    """Check the task itself: it needs one right answer that takes work to compute.
+    """Check if a verdict can certify an answer to the task.
 
     Exit code 0 if it can be certified, 1 if not, 2 usage, 3 infrastructure.
     """

@@ -17,11 +17,11 @@ COMMANDS = {
     "verify": ("verify:verify", "Build a candidate and judge if it is correct."),
     "audit": (
         "audit:audit",
-        "Repeat a recorded verdict from its content and its seeds, and compare every figure.",
+        "Repeat a recorded verdict, and compare every figure.",
     ),
     "check": (
         "check:check",
-        "Check the task itself: it needs one right answer that takes work to compute.",
+        "Check if a verdict can certify an answer to the task.",
     ),
     "baseline": (
         "baseline:baseline",
@@ -34,16 +34,16 @@ COMMANDS = {
     "export": ("export:export", "Write the result of a run as a package that pip installs."),
     "report": (
         "report:report",
-        "Write a run as one HTML page: charts, kernels, precision, how to install.",
+        "Write a run as one HTML page with charts and kernels.",
     ),
     "doctor": (
         "doctor:doctor",
-        "Report installed and missing parts of this machine, and how to fix them.",
+        "Report what this machine has and lacks, and how to fix it.",
     ),
     "runs": ("runs:runs", "List the runs, newest last."),
     "show": (
         "runs:show",
-        "Show a run: the result, then each step with messages, calls, verdicts and changes.",
+        "Show a run: the result, then each step.",
     ),
     "replay": ("runs:replay", "Replay a recorded run as it was shown live."),
     "mcp": ("mcp:mcp", "Offer the verifier to other agents: an MCP server over stdio."),

@@ -27,7 +27,7 @@ def doctor(
     runs: Annotated[int, typer.Option(metavar="N", min=1, help="Timings of each kind.")] = 5,
     json: options.Json = False,
 ) -> None:
-    """Report installed and missing parts of this machine, and how to fix them.
+    """Report what this machine has and lacks, and how to fix it.
 
     Exit code 1 if a required part is missing.
     """

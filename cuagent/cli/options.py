@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -248,9 +249,20 @@ def open_candidate(path: Path) -> Attempt:
 
 
 def refuse_full(out: Path) -> None:
-    """Raise Refused if the output folder exists and is not empty."""
+    """Raise Refused, before any work, if the output folder is not empty or cannot be written."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise Refused(f"{out}: already exists; name an empty or new folder")
+    new = [folder for folder in (out, *out.parents) if not folder.exists()]
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out).close()
+    except OSError as error:
+        reason = f"cannot be written ({error.strerror})"
+        raise Refused(f"{out}: {reason}; name a folder that you may write") from error
+    finally:
+        with suppress(OSError):  # a run that exports nothing leaves no folder
+            for folder in new:
+                folder.rmdir()
 
 
 def refuse_nowhere(file: Path | None) -> None:

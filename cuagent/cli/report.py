@@ -23,7 +23,7 @@ def report(
     ] = False,
     run_dir: RunDir = RUNS,
 ) -> None:
-    """Write a run as one HTML page: charts, kernels, precision, how to install. No network."""
+    """Write a run as one HTML page with charts and kernels. No network."""
     folder, records = read(run, run_dir)
     if not records:
         raise Refused(f"{folder.id}: its log is empty; there is nothing to report")

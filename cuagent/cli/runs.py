@@ -55,7 +55,7 @@ def show(
     run_dir: RunDir = RUNS,
     json: options.Json = False,
 ) -> None:
-    """Show a run: the result, then each step with messages, calls, verdicts and changes.
+    """Show a run: the result, then each step.
 
     On a terminal in a pager ($PAGER, else less), where `/step` and `n` go from step to step.
     """

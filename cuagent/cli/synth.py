@@ -141,7 +141,9 @@ def read(
     kernelbench: KernelBench = None,
     json: options.Json = False,
 ) -> None:
-    """Audit a file of tasks, ours or CUDA-Agent-Ops-6K, with the checks of new tasks.
+    """Audit a file of tasks with the checks of new tasks.
+
+    Files of `cuagent synth` and CUDA-Agent-Ops-6K have the needed columns.
 
     Exit code 0 if nothing was found, 1 if something was, 2 usage.
     """
@@ -188,7 +190,7 @@ def grade(
         Path, typer.Option("--bench", metavar="DIR", help="Results of `cuagent bench FILE`.")
     ],
 ) -> None:
-    """Grade a set again with the gains that `cuagent bench` measured on it."""
+    """Grade a set again by the gains that bench measured."""
     from cuagent.bench.results import latest, read_results
     from cuagent.synth.dataset import about_of, read_set, write_set
     from cuagent.synth.grade import with_bench

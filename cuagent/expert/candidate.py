@@ -15,6 +15,7 @@ from cuagent.expert.kernel import KernelCall
 from cuagent.expert.method import Method, ModuleText
 from cuagent.expert.module import render
 from cuagent.expert.naming import origins_of, title
+from cuagent.expert.notes import kernel_notes, listed
 from cuagent.expert.options import BACKWARD, Options
 from cuagent.expert.packing import files_of, joined_text
 from cuagent.expert.plan import MethodPlan, plan_method
@@ -39,7 +40,7 @@ class Candidate:
     origins: tuple[frozenset[str], ...]
     """Names of the captured operators that each kernel replaces, in the order of `kernels`."""
     notes: tuple[str, ...]
-    """One line for the rewrites, then one line for each kernel."""
+    """Lines on the rewrites, then on the kernels (`notes.py`)."""
     folded: tuple[str, ...]
     """Names of the captured operators that rewrites merged into other operators."""
     library: tuple[str, ...] = ()
@@ -200,17 +201,14 @@ def _method(
             origins[call.name] = origins.get(call.name, frozenset()) | origins_of(step)
             titles.setdefault(call.name, title(step)[:-1])
     uses = Counter(call.name for call in plan.calls.values())
-    notes = [
-        f"{name}: {text}" + (f", used {uses[name]} times" if uses[name] > 1 else "")
-        for name, text in titles.items()
-    ]
+    notes = kernel_notes(titles, uses)
     if plan.rewritten:
-        notes.insert(0, f"merged into other operators: {', '.join(plan.rewritten)}")
+        notes.insert(0, f"merged into other operators: {listed(plan.rewritten)}")
     if once := plan.computed_once:
-        notes.insert(0, f"computed once, because no input changes them: {', '.join(once)}")
+        notes.insert(0, f"computed once, because no input changes them: {listed(once)}")
     if products := plan.by_onednn:
-        notes.insert(0, f"computed by oneDNN: {', '.join(products)}")
-    notes[:0] = [f"{call}, in place of {', '.join(names)}" for call, names in plan.library.items()]
+        notes.insert(0, f"computed by oneDNN: {listed(products)}")
+    notes[:0] = [f"{call}, in place of {listed(names)}" for call, names in plan.library.items()]
     if is_second:
         notes = [f"{BACKWARD}{note}" for note in notes]
         origins = {k: frozenset(f"{BACKWARD}{n}" for n in names) for k, names in origins.items()}

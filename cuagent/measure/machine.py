@@ -128,7 +128,8 @@ def _isolation() -> list[Finding]:
             "isolation",
             tier is not Tier.NONE,
             stamp(tier, policy) + commands,
-            "candidates run unisolated: use Linux 5.13 or later with Landlock",
+            "candidates run unisolated: use Linux 5.13 or later with Landlock; a root without its "
+            "usual capabilities (some containers) should be another user",
         )
     ]
 

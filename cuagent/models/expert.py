@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from cuagent.expert.notes import shortened
 from cuagent.expert.search.memory import Memory
 from cuagent.expert.search.outcomes import Bounds, Outcome, best_of
 from cuagent.expert.search.planner import Proposal, propose
@@ -38,6 +39,8 @@ candidate."""
 POSSIBLE_SHARES = (0.0, 0.5, 1.0)
 """Shares of a candidate's time in its own kernels, tried in place of the unknown real one. If the
 planner (`outcomes.OWN_SHARE`) chooses the same for all, no profile is needed."""
+PLAN_NOTES, SUBMITTED_NOTES = 10, 4
+"""Largest numbers of lines on a candidate in a plan, and in the message of `submit`."""
 BASELINES = {"eager": "eager", "compile": "torch.compile"}
 
 
@@ -203,7 +206,7 @@ class ExpertModel:
             text, message = f"No gain: the best is {figures}.", f"no gain: {figures}"
         else:
             text = f"Attempt {best.attempt} is the best: {figures}. I submit it."
-            message = "; ".join([figures, *best.candidate.notes])
+            message = "; ".join([figures, *shortened(best.candidate.notes, SUBMITTED_NOTES)])
         return prefix + text, [("submit", {"attempt": best.attempt, "message": message})]
 
 
@@ -222,7 +225,8 @@ def _try_proposal(proposal: Proposal, progress: Progress) -> tuple[str, list[Cal
     lines = [_outcome_text(last)] if last else []
     lines.append(f"{'Next' if last else 'My plan'}: {proposal.why}.")
     earlier = last.candidate.notes if last else ()
-    lines += [f"- {note}" for note in candidate.notes if note not in earlier]
+    notes = [note for note in candidate.notes if note not in earlier]
+    lines += [f"- {note}" for note in shortened(notes, PLAN_NOTES)]
     return "\n".join(lines), [*_changes(progress, candidate), ("compile", {})]
 
 

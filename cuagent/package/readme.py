@@ -14,7 +14,7 @@ from cuagent.package.names import quoted_name
 from cuagent.score import Score
 from cuagent.task import Spec, Task
 from cuagent.task.step import forward_task
-from cuagent.timing import Effort, Timing
+from cuagent.timing import Effort, Timing, interval_title
 from cuagent.verdict import Verdict, on_inputs
 from cuagent.verify.domain import Domain, TensorForm, packed
 
@@ -207,7 +207,7 @@ def _speed(timing: Timing | None, score: Score | None) -> list[str]:
         "",
     ]
     lines += [
-        "| baseline | speedup | 95 % interval | baseline time | kernel time |",
+        f"| baseline | speedup | {interval_title(timing.effort)} | baseline time | kernel time |",
         "|---|---|---|---|---|",
     ]
     candidate = timing.arm("candidate")

@@ -248,7 +248,7 @@ def _readme(
     step = Step.of(task) is not None
     yield f"Measured {'in training steps' if step else 'under `torch.no_grad()`'}."
     yield from ["", "## Speed", ""]
-    yield "| settings | time | speedup over eager | 95 % interval | error against fp64 |"
+    yield "| settings | time | speedup over eager | interval | error against fp64 |"
     yield "|---|---|---|---|---|"
     for each in ladder.rungs:
         yield _row(each, free if each.name == rung.name else each.over_eager)

@@ -66,14 +66,16 @@ def is_effective(tier: Tier) -> bool:
 
 @cache
 def successful_escapes(tier: Tier) -> frozenset[str] | None:
-    """Return the names of the escapes that succeed in `tier`; None if the tier cannot be started.
+    """Return the names of the escapes that succeed in `tier`; None if the tier cannot be started or
+    this process cannot manage it: a root without CAP_DAC_OVERRIDE cannot remove the files of a
+    child with a separate user id.
 
     Not thread-safe: hold the lock `_PROBING`.
     """
     available = bubblewrap() is not None if tier is Tier.BUBBLEWRAP else bool(landlock.abi())
     try:
         found = selftest(tier) if available else None
-    except SandboxError:
+    except (SandboxError, PermissionError):
         return None
     return None if found is None else frozenset(e.name for e in found if e.got is not None)
 

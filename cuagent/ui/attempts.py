@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 CANDIDATE = "candidate"
 EAGER, COMPILE = "eager", "compile"
 RECORD_TITLE = "record timing, in fresh processes"
+POSTPONED = "record timing"
+"""Note at a rung that is only timed with the attempts at record effort."""
 """Title of the table if its attempts were timed at record effort."""
 ALL_TITLE = "all attempts, each by its latest timing"
 MOST_ROWS = 12
@@ -152,7 +154,8 @@ class AttemptTable:
             return []
         most = len(rows) if width == UNCUT else MOST_ROWS
         title = [Text(piece, "bold") for piece in wrap(self.title, width)]
-        lines = [*title, *table_lines(self.baselines, rows, width, glyphs, self.rung, most)]
+        above = [replace(b, note="not timed") if b.note == POSTPONED else b for b in self.baselines]
+        lines = [*title, *table_lines(above, rows, width, glyphs, self.rung, most)]
         if best_over_time := trend(rows, width - 8, glyphs):
             lines.append(Text.assemble(("  best ", "dim"), (best_over_time, "green")))
         return lines
@@ -206,7 +209,7 @@ def ladder_rows(found: Ladder) -> list[Row]:
         own = next((o for o in options if o in ("tf32", "bf16")), own) if found.settings else ""
         shown = (own or found.precision) if rung.right else "wrong"
         rows.append(Row(rung.name, sign, rung.seconds, over, share, shown))
-    return [*rows, *(Row(name, note="record timing") for name in found.later)]
+    return [*rows, *(Row(name, note=POSTPONED) for name in found.later)]
 
 
 def settings_lines(found: Ladder, width: int) -> list[Text]:

@@ -13,7 +13,12 @@ from rich.text import Text
 
 from cuagent.ui.text import UNICODE, Glyphs, clean, clip
 
-LINES = 8
+LINES, LOG_LINES = 8, 60
+"""Numbers of lines shown of a file or a change: on a terminal, and in a file or a pipe."""
+HELPERS = 100
+"""Largest number of lines of a header that is shown; a longer one is a library of helpers."""
+_HEADERS = (".h", ".hpp", ".cuh")
+_FORWARD = "    def forward("
 _LANGUAGES = {
     ".cu": "cuda",
     ".cuh": "cuda",
@@ -32,18 +37,20 @@ def excerpt(
 ) -> list[Text]:
     """Return the first `lines` lines of a file, each after a vertical bar.
 
-    Comments and imports at the beginning of a longer file are skipped.
+    Of a longer file comments and imports at the beginning are skipped. A module with a `ModelNew`
+    then begins with the forward of that class. Of a long header only the length is returned.
     """
     rows = clean(source).rstrip().split("\n")
-    skipped = _preamble(rows) if len(rows) > lines else 0
+    suffix = PurePosixPath(path).suffix
+    lines = 0 if suffix in _HEADERS and len(rows) > max(lines, HELPERS) else lines
+    skipped = _first_shown(rows) if len(rows) > lines else 0
     shown = rows[skipped : skipped + lines]
-    coloured = _highlight("\n".join(shown), PurePosixPath(path).suffix)
-    text = [
-        _behind_bar(_cut(row, width - 4, glyphs), glyphs)
-        for row in coloured.split("\n", allow_blank=True)
-    ]
+    text: list[Text] = []
+    if shown:
+        coloured = _highlight("\n".join(shown), suffix).split("\n", allow_blank=True)
+        text = [_behind_bar(_cut(row, width - 4, glyphs), glyphs) for row in coloured]
     if len(rows) > len(shown):
-        text.append(_behind_bar(Text(f"{glyphs.more} {len(rows)} lines in all", "dim"), glyphs))
+        text.append(_behind_bar(Text(f"{glyphs.more} {_lines(len(rows))} in all", "dim"), glyphs))
     return text
 
 
@@ -72,7 +79,7 @@ def replaced(diff: str, width: int, glyphs: Glyphs = UNICODE, most: int = 2 * LI
     lines."""
     rows = clean(diff).rstrip().split("\n")
     gone, new = (sum(row.startswith(sign) for row in rows) for sign in "-+")
-    shown = rows if len(rows) <= most else rows[: most - 1]
+    shown = rows if len(rows) <= most else rows[: max(most - 1, 0)]
     colours = {"-": "red", "+": "green", "@": "cyan"}
     count = f"replaced: {_lines(gone)} out, {_lines(new)} in"
     text = [_behind_bar(Text(count, "dim"), glyphs)]
@@ -115,6 +122,15 @@ def written(
 
 def _lines(number: int) -> str:
     return f"{number} line{'s' * (number != 1)}"
+
+
+def _first_shown(rows: list[str]) -> int:
+    """Return the index of the first line that an excerpt shows: the forward of `ModelNew`, else
+    the first line after the preamble."""
+    found = [i for i, row in enumerate(rows) if row.startswith("class ModelNew")]
+    start = found[0] if found else len(rows)
+    forward = (i for i in range(start, len(rows)) if rows[i].startswith(_FORWARD))
+    return next(forward, _preamble(rows))
 
 
 def _preamble(rows: list[str]) -> int:

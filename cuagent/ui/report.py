@@ -15,6 +15,7 @@ from cuagent.bench.svg import PALETTE
 from cuagent.record import attempt_of, end_record, judgement_of, ladder_of
 from cuagent.record.revive import task_of
 from cuagent.task.step import forward_task
+from cuagent.timing import interval_title
 from cuagent.ui.recorded import best_of
 from cuagent.ui.report_charts import attempts_chart, ladder_chart, parts_chart, roofline_chart
 from cuagent.verdict import on_inputs
@@ -212,8 +213,9 @@ def _speed(best: Judgement | None) -> str:
         for name, ratio in best.timing.ratios.items()
     )
     notes = "".join(f'<p class="dim">{_text(note)}</p>' for note in best.timing.remarks)
+    interval = interval_title(best.timing.effort)
     return (
-        '<div class="scroll"><table><tr><th>baseline</th><th>speedup</th><th>95 % interval</th>'
+        f'<div class="scroll"><table><tr><th>baseline</th><th>speedup</th><th>{interval}</th>'
         f"<th>standing</th></tr>{rows}</table></div>{notes}"
     )
 

@@ -1,7 +1,7 @@
 """Show a run to a person: a transcript of its events and, on a terminal, a live status below it.
 
 The live status is one line, or the two columns of `ui.live` in a wide terminal. Without a terminal
-there is no live status: nothing is cut, and the figures are printed as a line for each step.
+there is no live status: no line is cut, and the figures are printed as a line for each step.
 `transcript.py` writes and redraws.
 """
 
@@ -35,7 +35,7 @@ from cuagent.events import (
 )
 from cuagent.timing import Standing
 from cuagent.ui.attempts import AttemptTable, settings_lines
-from cuagent.ui.code import LINES, written
+from cuagent.ui.code import LINES, LOG_LINES, written
 from cuagent.ui.console import UNCUT
 from cuagent.ui.live import panel_lines, two_sided
 from cuagent.ui.status import Status
@@ -64,6 +64,8 @@ OTHER_LINES, ERROR_LINES = (3, 0), (4, 3)
 USER_LINES = (6, 2)
 """Numbers of first and last lines shown of the user's text; the output of `!!command` may be
 long."""
+EXCERPTS = 4
+"""Number of files written in one step of which an excerpt is shown; of others only the length."""
 OUTPUT_LINES = 8
 """Number of a running tool's last output lines that a wide terminal shows below the transcript."""
 PAUSES = ("interrupted", "answered")
@@ -96,9 +98,11 @@ class Terminal:
         self._run: RunStarted | None = None
         self._open: dict[str, ToolStarted] = {}
         self._last_call = ""
+        self._excerpts = 0
+        """Number of files that were written in this step."""
         self._summary = ""
         """The summary that was shown last."""
-        self._judged = self._ladder_shown = self._table_due = False
+        self._judged = self._ladder_shown = self._table_due = self._interrupted = False
         self._tier = ""
         """The isolation tier that was shown last."""
         self._started = time.monotonic()
@@ -205,6 +209,8 @@ class Terminal:
                 self._transcript.stream(event)
             case StepStarted(step):
                 self._resume_clock()
+                self._excerpts = 0
+                self._interrupted = False
                 self._open.clear()  # calls that were interrupted have no result
                 self._set(step=step, activity="thinking")
                 if not self._transcript.live and not self._footer:
@@ -247,9 +253,10 @@ class Terminal:
         """Return True for a phase of work that the user has interrupted.
 
         It continues in another thread for a while, when the run already waits for the user or for
-        the model.
+        the model, or has ended.
         """
         idle = self._paused_at is not None or (self.status.step > 0 and not self._open)
+        idle |= self._interrupted
         return idle and threading.current_thread() is not threading.main_thread()
 
     def _is_known(self, summary: str) -> bool:
@@ -258,6 +265,7 @@ class Terminal:
 
     def _show_end(self, event: RunEnded) -> None:
         self._summary = one_line(event.summary)
+        self._interrupted = str(event.stop) == "interrupted"
         self._transcript.end()
         numbers, table = self.attempt_table.numbers, self._final_table()
         lines = summary_lines(event, self._run, numbers, self.width, self.glyphs)
@@ -324,11 +332,7 @@ class Terminal:
         if self._judged:
             return []  # the judgement above is clearer than the text made for the model
         if started is not None and not event.is_error:
-            most = UNCUT if self._transcript.is_uncut else LINES
-            diff = str(event.data.get("diff", ""))
-            code = written(
-                started.name, started.arguments, self.width, self.glyphs, most, diff=diff
-            )
+            code = self._code(started, str(event.data.get("diff", "")))
             if code:
                 return code
         if event.name == "baseline" and self.attempt_table.baselines and not event.is_error:
@@ -348,6 +352,15 @@ class Terminal:
             rows = (indented(line, self.width, self.glyphs.more) for line in folded)
             return [Text(row, style) for each in rows for row in each]
         return [self._line(f"  {line}", style) for line in folded]
+
+    def _code(self, started: ToolStarted, diff: str) -> list[Text]:
+        """Return an excerpt of what a call wrote or changed; [] for a call of another tool."""
+        most = LOG_LINES if self._transcript.is_uncut else LINES
+        if started.name == "write":
+            self._excerpts += 1
+            is_module = one_line(started.summary).endswith("model_new.py")
+            most = most if self._excerpts <= EXCERPTS or is_module else 0
+        return written(started.name, started.arguments, self.width, self.glyphs, most, diff=diff)
 
     def _show_judged(self, event: Judged) -> None:
         judgement: Judgement = event.judgement

@@ -270,7 +270,7 @@ class Referee:
             draws=tuple(tally.draws),
             tier=self.stamp(),
             seconds=dict(tally.seconds),
-            notes=(*tally.notes(), *filter(None, [surroundings.note(attempt)])),
+            notes=(*tally.notes(), *filter(None, [surroundings.note(attempt, self.task.source)])),
             seeds=tuple(seeds.drawn),
             perturbations=tuple(tally.perturbations),
             output=attempt.with_display_name(output),

@@ -43,12 +43,17 @@ def surroundings(attempt: Attempt) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def note(attempt: Attempt) -> str:
-    """Return the note for a verdict; "" if the attempt uses nothing of this kind."""
+def note(attempt: Attempt, task: str = "") -> str:
+    """Return the note for a verdict; "" if the attempt uses nothing of this kind.
+
+    `task`: the text of the task's file. The note says if that uses all of it too.
+    """
     found = surroundings(attempt)
     if not found:
         return ""
-    return f"{NOTE} ({', '.join(found)}): read it before you install it (docs/concepts/trust.md)"
+    shared = ", as the task's file does" if set(found) <= _python(task) else ""
+    names = ", ".join(found)
+    return f"{NOTE} ({names}{shared}): read it before you install it (docs/concepts/trust.md)"
 
 
 def _python(text: str) -> set[str]:

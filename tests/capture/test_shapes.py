@@ -71,6 +71,15 @@ def test_the_weighted_mean_counts_calls_times_seconds_and_the_original_where_it_
     assert "took 50% of the script's steps, so they should become" in text[4]
 
 
+def test_no_gain_of_the_script_is_claimed_if_no_shape_is_surely_faster() -> None:
+    doubtful = ShapeResult("task.py", 10, True, "", 1.2, 0.9, 1.6, eager_s=0.4)
+    text = lines(ShapesResult((doubtful,), share=0.5))
+    assert text[0].endswith("task.py: 1.20x [0.90, 1.60] over eager (inconclusive)")
+    assert text[-1].endswith("; no shape is surely faster, so no gain is shown")
+    sure = ShapeResult("shape_2.py", 1, True, "", 1.2, 1.1, 1.3, eager_s=0.4)
+    assert "so they should become" in lines(ShapesResult((doubtful, sure), share=0.5))[-1]
+
+
 def test_the_reason_for_an_unused_shape_has_the_detail_of_the_verdict() -> None:
     verdict = SimpleNamespace(accepted=False, reason="raised an exception", detail="a.py:3:\n x")
     judgement: Any = SimpleNamespace(verdict=verdict, timing=None)

@@ -41,6 +41,7 @@ BAD = [
     (["optimize", "task.py", "--max-time", "soon"], "--max-time: 'soon'; it takes a time"),
     (["optimize", "task.py", "--model", "openai:gpt-5"], "OPENAI_API_KEY"),
     (["optimize", "task.py", "--out", "."], "already exists"),
+    (["optimize", "task.py", "--out", "task.py/new"], "task.py/new: cannot be written (Not a dir"),
     (["verify", "task.py", "home"], "no model_new.py"),
     (["profile", "task.py", "--svg", "nowhere/x.svg"], "nowhere/x.svg: cannot be written"),
     (["baseline", "task.py", "--rungs", "eager,foo"], "--rungs: no 'foo'; there are eager"),
@@ -105,6 +106,12 @@ def test_help_names_the_commands_and_exit_codes(cuagent: Cuagent) -> None:
         assert done.returncode == 0
         for word in ("optimize", "verify", "profile", "export", "runs", "show", "Exit codes"):
             assert word in done.stdout
+
+
+def test_train_alone_prints_its_help(cuagent: Cuagent) -> None:
+    done = cuagent("train")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "pipeline" in done.stdout
 
 
 def test_the_help_of_optimize_tells_every_default(cuagent: Cuagent) -> None:

@@ -223,6 +223,7 @@ def test_readme_contains_measured_figures(out: Path):
     text = (out / "README.md").read_text()
     for part in ("3.000x", "2.900 to 3.125", "a named processor", "torch 9.9", "2026-01-02"):
         assert part in text
+    assert "| 98 % interval |" in text, "the confidence of a record timing"
     assert "landlock" in text
     assert "Precision: match" in text
     assert "Baselines: fp32 products; error against fp64: reference 2.0e-07" in text

@@ -92,6 +92,22 @@ def test_forked_child_has_no_tier_without_landlock(
     assert probe_forked() in (probe(), Tier.LANDLOCK)
 
 
+def test_a_root_that_cannot_remove_the_files_of_the_child_has_no_tier(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A container may take CAP_DAC_OVERRIDE from root: every command ended with an internal
+    error."""
+
+    def fails(tier: Tier) -> list[Escape]:
+        raise PermissionError(1, "Operation not permitted", "scratch")
+
+    with monkeypatch.context() as without:
+        without.setattr(import_module("cuagent.sandbox.probe"), "selftest", fails)
+        successful_escapes.cache_clear()
+        assert probe_forked() is Tier.NONE
+    successful_escapes.cache_clear()
+
+
 def test_concurrent_probes_try_each_tier_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

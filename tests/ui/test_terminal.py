@@ -230,6 +230,21 @@ def test_interrupted_work_does_not_replace_the_users_turn() -> None:
         assert "thinking" in show.footer_lines(80)[-1], "not yet a phase of this step"
 
 
+def test_interrupted_work_prints_nothing_after_the_summary() -> None:
+    stream = io.StringIO()
+    with Terminal(stream) as show:
+        show(RunEnded("interrupted", None, "no kernel tried"))
+        judge = threading.Thread(target=lambda: show(Phase("timing: opening compile")))
+        judge.start()
+        judge.join()
+        assert "opening compile" not in stream.getvalue()
+        show(Phase("judging the recorded shapes"))
+        show(StepStarted(1))
+        show(ToolStarted("1", "verify", ""))
+        show(ToolFinished("1", "verify", "", False, 0.1, {}))
+    assert "judging the recorded shapes" in stream.getvalue()
+
+
 def test_long_words_of_the_user_are_not_repeated_whole() -> None:
     stream = io.StringIO()
     with Terminal(stream, footer=True) as show:

@@ -50,6 +50,14 @@ def test_uses_of_the_process_are_named(python: str, source: str, named: tuple[st
     assert note(attempt).startswith(NOTE) is bool(named)
 
 
+def test_the_note_says_if_the_task_reads_the_same() -> None:
+    attempt = Attempt((("model_new.py", "import io\nfrom pathlib import Path\n" + PLAIN),))
+    same = note(attempt, "import io, pathlib, os\n")
+    assert "(io, pathlib, as the task's file does)" in same
+    assert "(io, pathlib): read it" in note(attempt, "import io\n")
+    assert "(io, pathlib): read it" in note(attempt)
+
+
 def test_verdict_has_the_note(judged: Callable[[str], Verdict]) -> None:
     scaled = "x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * self.scale"
     right = f"return torch.relu(self.linear({scaled}))"
