@@ -85,6 +85,7 @@ def _sum_of_shifts(
     total = padded.new_zeros(*given.shape[:2], *positions)
     if bias is not None:
         total += bias.view(columns)
+    taps: tuple[int, ...]
     for taps in itertools.product(*map(range, kernel)):
         starts = [tap * d for tap, d in zip(taps, dilation, strict=True)]
         window = [slice(a, a + n + 1, s) for a, n, s in zip(starts, last, stride, strict=True)]
