@@ -85,11 +85,11 @@ def _sum_of_shifts(
     total = padded.new_zeros(*given.shape[:2], *positions)
     if bias is not None:
         total += bias.view(columns)
-    taps: tuple[int, ...]
-    for taps in itertools.product(*map(range, kernel)):
+    factors = weight.flatten(1).unbind(1)
+    for factor, taps in zip(factors, itertools.product(*map(range, kernel)), strict=True):
         starts = [tap * d for tap, d in zip(taps, dilation, strict=True)]
         window = [slice(a, a + n + 1, s) for a, n, s in zip(starts, last, stride, strict=True)]
-        total.addcmul_(padded[:, :, *window], weight[:, 0, *taps].view(columns))
+        total.addcmul_(padded[:, :, *window], factor.view(columns))
     return total
 
 
