@@ -166,10 +166,10 @@ def _of_script(script: Mapping[str, Any] | None) -> list[str]:
         )
     lines = []
     if isinstance(share, float) and isinstance(whole, float):
-        lines.append(
-            f"The module took {share:.0%} of the script's steps; with these results the steps "
-            f"should become {whole:.2f}x as fast."
-        )
+        faster = any(shape["low"] > 1 for shape in script.get("shapes") or ())
+        gain = f"with these results the steps should become {whole:.2f}x as fast"
+        gain = gain if faster else "no shape is surely faster, so no gain is shown"
+        lines.append(f"The module took {share:.0%} of the script's steps; {gain}.")
     timed = script.get("timed")
     if isinstance(timed, dict):
         before, after = (min(timed[f"{name}_s"]) for name in ("before", "after"))
