@@ -33,10 +33,6 @@ COMMAND = ("cuagent.cli.main", "cuagent.judge", "cuagent.record", "pydantic", "t
 """Modules, besides torch, that most commands of cuagent import."""
 
 
-# Tests share their cores with other tests, so threads of torch that wait must not spin
-# (`cuagent.worker.sleeping_threads`). libgomp reads this when torch is imported.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
 # How long an example takes depends on the machine.
 SLOW = (HealthCheck.too_slow,)
 settings.register_profile("tests", deadline=None, suppress_health_check=SLOW)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from agreement import Imported  # type: ignore[import-not-found]
 
 from cuagent.expert.notes import kernel_notes, listed, shortened
@@ -58,6 +59,7 @@ def test_shortened_notes_say_how_many_are_left_out() -> None:
     assert shortened(notes, 4) == [*notes[:3], "and 6 more, in the docstring of ModelNew"]
 
 
+@pytest.mark.slow
 def test_the_notes_on_a_network_are_as_short_as_those_on_a_layer(
     make: Callable[..., Imported],
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 from emulation import emulated  # type: ignore[import-not-found]
 from importing import imported  # type: ignore[import-not-found]
@@ -44,6 +45,7 @@ def made(path, source: str, options=None):
     return candidate.files["model_new.py"]
 
 
+@pytest.mark.slow
 def test_heads_of_a_linear_layer_agree_with_reference(tmp_path, monkeypatch):
     monkeypatch.setattr(kernels, "load", emulated)
     assert made(tmp_path, "y = self.a(x)").count(".as_strided(") == 3

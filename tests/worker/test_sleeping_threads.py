@@ -42,6 +42,7 @@ def seconds_of_processor(mode: str) -> float:
 @pytest.mark.skipif(
     not hasattr(OPENMP, "GOMP_parallel"), reason="torch uses another OpenMP library"
 )
+@pytest.mark.slow
 @pytest.mark.skipif(torch.get_num_threads() == 1, reason="one thread waits for no other")
 def test_waiting_threads_take_no_processor_time() -> None:
     assert seconds_of_processor("sleep") < 0.5 * seconds_of_processor("spin")
