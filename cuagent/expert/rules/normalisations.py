@@ -16,6 +16,7 @@ from cuagent.expert.graph.lowering import (
     rule,
     shape_of,
 )
+from cuagent.expert.rules.reductions import quantifier
 
 
 @rule("softmax", "log_softmax", "_softmax", "_log_softmax")
@@ -36,13 +37,15 @@ def logsumexp(low: Lowering, fx: Any) -> str | None:
     x, dims, keep = operand(low, fx.args[0]), fx.args[1], argument(fx, 2, "keepdim", False)
     if not isinstance(x, str):
         return None
-    # Unlike `max`, `amax` is NaN if an element is, also beside an infinity.
-    top = low.reduce("amax", x, dims, True)
+    top = low.reduce("max", x, dims, True)  # as in softmax, so that both share it and the sum
     total = low.reduce("sum", low.pointwise("exp", low.pointwise("sub", x, top)), dims, True)
     hint = "" if keep else "keepdim"
     usual = low.pointwise("add", low.pointwise("log", total), top, hint="finite")
     # For a row of -inf, or with +inf, the result is the maximum, because x - max is NaN there.
     endless = low.pointwise("eq", low.pointwise("abs", top), math.inf, dtype="bool")
+    # `max` ignores NaN. `amax` does not, but a loss with it took 15 % longer on a CPU.
+    spoilt = quantifier(low, "any", low.pointwise("ne", x, x, dtype="bool"), dims, keep=True)
+    top = low.pointwise("where", spoilt, math.nan, top)
     result = low.pointwise("where", endless, top, usual, hint=hint)
     return result if keep else low.view(result, shape_of(fx), "")
 

@@ -140,9 +140,16 @@ def quantified(low: Lowering, fx: Any) -> str | None:
     keep = bool(argument(fx, 2, "keepdim", False))
     if dtype_of(fx.args[0]) != "bool":
         x = low.pointwise("ne", x, 0, hint="nonzero", dtype="bool")
+    return quantifier(low, operator_name(fx), x, dims, keep=keep, hint="")
+
+
+def quantifier(
+    low: Lowering, name: str, x: str, dims: list[int], *, keep: bool, hint: str = "found"
+) -> str:
+    """Add `all` or `any` (`name`) of the booleans `x` over `dims`; return the node's name."""
     ones = low.pointwise("where", x, 1.0, 0.0, hint="ones")
-    name = {"all": "min", "any": "max"}[operator_name(fx)]
-    return low.pointwise("gt", low.reduce(name, ones, dims, keep), 0.5, hint="", dtype="bool")
+    most = low.reduce({"all": "min", "any": "max"}[name], ones, dims, keep)
+    return low.pointwise("gt", most, 0.5, hint=hint, dtype="bool")
 
 
 MOST_COUNTED = 1 << 24
