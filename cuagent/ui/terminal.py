@@ -354,7 +354,7 @@ class Terminal:
         return [self._line(f"  {line}", style) for line in folded]
 
     def _code(self, started: ToolStarted, diff: str) -> list[Text]:
-        """Return an excerpt of what a call wrote or changed; [] for a call of another tool."""
+        """Return an excerpt of a written or changed text; [] for a call of another tool."""
         most = LOG_LINES if self._transcript.is_uncut else LINES
         if started.name == "write":
             self._excerpts += 1

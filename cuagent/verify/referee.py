@@ -148,7 +148,7 @@ class Referee:
         return max(least, self.call_s, SLOWER * self.facts.call_s, self._compiling_s(attempt))
 
     def _compiling_s(self, attempt: Attempt) -> float:
-        """Return the seconds in which the attempt may compile again what it did ahead."""
+        """Return the seconds that the attempt may take to repeat its first compilation."""
         return REPEATED * self.processes.compiled.first_call_s(attempt)
 
     @property

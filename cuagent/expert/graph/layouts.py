@@ -45,8 +45,7 @@ READ_IN_PLACE = (Kind.WINDOW, Kind.GATHER, Kind.TAKE)
 """Kinds of nodes without memory of their own (kernels read their argument). A view cannot reshape
 them."""
 NEW_MEMORY = ("F.linear(", "torch.matmul(", "torch.mm(", "torch.bmm(", "torch.addmm(")
-"""Start of the text of calls whose results are contiguous, whatever the order of their
-arguments."""
+"""Start of the text of calls whose results are always contiguous."""
 FOLLOWING = (Kind.SCAN, Kind.POOL, Kind.RESAMPLE)
 """Kinds of nodes whose result takes the order of their only argument; `dims` are renumbered."""
 

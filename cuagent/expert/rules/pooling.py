@@ -155,7 +155,7 @@ def resample(low: Lowering, fx: Any) -> str | None:
     )
     dims = tuple(range(len(shape) - rank, len(shape)))
     if linear and fx.args[0].meta["val"].device.type == "cpu":
-        # torch's CPU kernels copy along such a dimension, whatever the factor.
+        # torch's CPU kernels copy along such a dimension and ignore the factor.
         resized = [k for k, side in enumerate(sides) if side.extent != side.count]
         if not resized:
             return low.pointwise("cast", x, hint="", dtype=dtype_of(fx))
