@@ -24,15 +24,16 @@ def correct_outputs(
 ) -> None:
     """Set the strides of the captured outputs to those that `model(*inputs)` returns.
 
-    The call is made only if the trace has an attention, or permuted values `on_gpu`. It may change
-    `inputs`. Nothing changes if the GPU's memory does not suffice.
+    The call is made only if the module has an `nn.MultiheadAttention`, or the trace `on_gpu` an
+    attention or permuted values. It may change `inputs`. Nothing changes if the GPU's memory does
+    not suffice.
     """
     import torch
     from torch.utils import _pytree as pytree
 
+    fast_path = any(isinstance(module, torch.nn.MultiheadAttention) for module in model.modules())
     attends = any("scaled_dot_product_attention" in str(fx.target) for fx in captured.nodes)
-    attends |= any(isinstance(module, torch.nn.MultiheadAttention) for module in model.modules())
-    if captured.states or not (attends or (on_gpu and has_layouts(captured.nodes))):
+    if captured.states or not (fast_path or (on_gpu and (attends or has_layouts(captured.nodes)))):
         return
     try:
         with torch.no_grad():
