@@ -16,4 +16,7 @@ captures the graph, not torch.compile).
 """
 GRAPH, BENCHMARK = "cuda_graph", "cudnn_benchmark"
 MODES = (EAGER, COMPILE, "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+OVERWRITING = ("reduce-overhead", "max-autotune")
+"""Modes whose calls write their results to the same memory: torch's own CUDA graphs. A user must
+copy a result that is needed after the next call."""
 OPTIONS = ("tf32", "fp32", "bf16", "channels_last", BENCHMARK, GRAPH)

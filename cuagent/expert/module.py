@@ -13,6 +13,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from cuagent.arms import OVERWRITING
 from cuagent.expert.graph.graph import ITEM_BYTES, Kind, Node, Part
 from cuagent.expert.graph.orders import inverse, permuted
 from cuagent.expert.held import Held
@@ -24,7 +25,6 @@ from cuagent.expert.products.triton import header
 from cuagent.expert.streaming.group import Group
 from cuagent.expert.warm_ups import LEAST, warm_ups
 
-WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 """Modes of torch.compile that capture CUDA graphs."""
 SIZES = re.compile(r"\.(permute|reshape|view|expand)\(\[([\d, ]+)\]\)")
 """Matches a call with a list of numbers. torch reads separate numbers in 2 us less."""
@@ -206,12 +206,12 @@ class _Module(Held):
         if self.parts.replayed:
             compute = "_forward" if self.parts.compile else f"ModelNew.{self.compute}"
             given = "".join(f"{name}, " for name in self._names()).rstrip()
-            values = f", self.{self.prepare}()" if self.prepared_values else ""
+            values = f", self.{self.prepare}" if self.prepared_values else ""
             return [*out, f"    return {self.replay}(self, {compute}, ({given}){values})"]
         if self.parts.compile:
             prepared = [f"*self.{self.prepare}()"] if self.prepared_values else []
             call = f"_forward({', '.join(['self', *self._names(), *prepared])})"
-            if self.parts.compile in WITH_GRAPHS:
+            if self.parts.compile in OVERWRITING:
                 # A graph writes each result to the same memory, which the caller may still need.
                 single = self.graph.template == "{0}"
                 copied = (

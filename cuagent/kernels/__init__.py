@@ -74,16 +74,14 @@ class Kernels:
         return f"<kernels {self.__file__}: {', '.join(self._names)}>"
 
 
-def replay(
-    module: Any, compute: Any, arguments: tuple[Any, ...], values: tuple[Any, ...] = ()
-) -> Any:
-    """Return `compute(module, *arguments, *values)`, replayed as a CUDA graph where possible.
+def replay(module: Any, compute: Any, arguments: tuple[Any, ...], prepare: Any = None) -> Any:
+    """Return `compute(module, *arguments, *prepare())`, replayed as a CUDA graph where possible.
 
-    `values` are tensors that the graph reads in place (`cuda_graph.replay`).
+    The graph reads the tensors that `prepare` returns in place (`cuda_graph.replay`).
     """
     from . import cuda_graph
 
-    return cuda_graph.replay(module, compute, arguments, values)
+    return cuda_graph.replay(module, compute, arguments, prepare)
 
 
 def compile_together(warm_ups: Any) -> None:

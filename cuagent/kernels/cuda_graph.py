@@ -7,6 +7,11 @@ form runs the module, then captures it. Graphs are for inference: training, grad
 traced or transformed calls, tensors on a CPU and a forward that changes its arguments or its state
 run without a graph.
 
+A replay is launched before the checks that the module is unchanged, which can take longer than the
+GPU (a network has thousands of tensors and submodules). If a check fails, the results are discarded
+and the call runs again. Only the addresses are compared first, so that the graph reads no memory
+that was freed.
+
 This file travels with exported packages and imports nothing of cuagent.
 
 Not covered: the Python code of forward runs only while a graph is captured. A later change of an
@@ -19,6 +24,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -52,21 +58,25 @@ def replay(
     module: torch.nn.Module,
     compute: Callable[..., Any],
     arguments: tuple[Any, ...],
-    values: tuple[Any, ...] = (),
+    prepare: Callable[[], tuple[Any, ...]] | None = None,
 ) -> Any:
-    """Return `compute(module, *arguments, *values)`, replayed as a CUDA graph where possible.
+    """Return `compute(module, *arguments, *prepare())`, replayed as a CUDA graph where possible.
 
-    A graph reads `values` in place, so they must be the same tuple in each call, and its tensors
-    must not change. The first call with another tuple runs without a graph, because the caller may
-    compute the values anew in each call. Copies of the module have graphs of their own.
+    A graph reads the prepared values in place, so their tensors must not change. It is replayed as
+    long as `prepare` returns the same tuple. The first call with another tuple runs without a
+    graph, because `prepare` may compute the values anew in each call.
     """
     if torch.compiler.is_compiling():
-        return compute(module, *arguments, *values)
+        return compute(module, *arguments, *(prepare() if prepare else ()))
     held: _Held | None = module.__dict__.get(HELD)
-    if held is None or not held.is_of(module, compute, values):
+    if held is not None and not held.is_of(module, compute):
+        held = None
+    replayed = held.calls.replayed(arguments, {}) if held is not None else None
+    values = prepare() if prepare else ()
+    if held is None or held.values is not values:
         module.__dict__[HELD] = _Held(module, compute, values)
         return compute(module, *arguments, *values)
-    return held.calls(*arguments)
+    return held.calls.without_graph(arguments, {}) if replayed is None else replayed[0]
 
 
 HELD = "_cuda_graphs_of_replay"
@@ -85,17 +95,14 @@ class _Held:
         compute: Callable[..., Any] | None,
         values: tuple[Any, ...],
     ) -> None:
-        self._module, self._compute, self._values = module, compute, values
+        self._module, self._compute, self.values = module, compute, values
         if module is not None and compute is not None:
             self.calls = _GraphedCalls(module, lambda *x: compute(module, *x, *values), False)
 
-    def is_of(
-        self, module: torch.nn.Module, compute: Callable[..., Any], values: tuple[Any, ...]
-    ) -> bool:
-        """Return True if the graphs are those of this call. A shallow copy of a module has the
-        attributes of the original."""
-        same = self._module is module and self._compute is compute
-        return same and self._values is values
+    def is_of(self, module: torch.nn.Module, compute: Callable[..., Any]) -> bool:
+        """Return True if the graphs are those of this module and function. A shallow copy of a
+        module has the attributes of the original."""
+        return self._module is module and self._compute is compute
 
     def __deepcopy__(self, memo: object) -> _Held:
         return _Held(None, None, ())
@@ -119,17 +126,34 @@ class _GraphedCalls:
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         if torch.compiler.is_compiling():  # a graph of the caller that holds this module
             return self._call(*arguments, **named)
-        leaves, spec = pytree.tree_flatten((arguments, named))
+        replayed = self.replayed(arguments, named)
+        return self.without_graph(arguments, named) if replayed is None else replayed[0]
+
+    def replayed(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any] | None:
+        """Return a 1-tuple with the result of a replay, or None if no graph serves the call."""
+        if not self._graphs:
+            return None
+        leaves, spec = flattened(arguments, named)
+        if refusal(self._module, leaves):
+            return None
+        with self._lock:
+            graph = self._graphs.get(form_of(leaves, spec))
+            if not isinstance(graph, _Graph) or not graph.state.has_memory():
+                return None
+            result = graph.replay(leaves)
+        return (result,) if graph.state.is_current() else None
+
+    def without_graph(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Run a call that no graph serves. The first call of a form is captured."""
+        leaves, spec = flattened(arguments, named)
         if reason := refusal(self._module, leaves):
             return self._plain(reason, arguments, named)
         with self._lock:
             form = form_of(leaves, spec)
             graph = self._graphs.get(form)
-            if isinstance(graph, _Graph) and not graph.is_valid():
-                graph = None
-            if isinstance(graph, _Graph):
-                return graph.replay(leaves)
-            if graph is None and (form in self._graphs or len(self._graphs) < MAX_GRAPHS):
+            if not isinstance(graph, str) and (
+                form in self._graphs or len(self._graphs) < MAX_GRAPHS
+            ):
                 output, graph = self._first_call(leaves, spec)
                 self._graphs[form] = graph
                 if isinstance(graph, str) and self._required:
@@ -147,11 +171,10 @@ class _GraphedCalls:
 
         Returns the result, and the graph or the reason why there is none.
         """
-        watched, parts = state_of(self._module), parts_of(self._module)
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        seen = [*tensors, *(tensor for _, _, tensor, _ in watched)]
+        state = State(self._module)
+        seen = [*(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), *state.tensors]
         before = [_version(tensor) for tensor in seen]
-        arguments, named = pytree.tree_unflatten(leaves, spec)
+        arguments, named = _unflattened(leaves, spec)
         output = self._call(*arguments, **named)
         if [_version(tensor) for tensor in seen] != before:
             return output, "no CUDA graph: forward changes its arguments or its state"
@@ -159,7 +182,7 @@ class _GraphedCalls:
         if reason := _hooks(self._module) or _unfit_result(results, seen):
             return output, f"no CUDA graph: {reason}"
         try:
-            return output, _captured(self._call, leaves, spec, watched, parts)
+            return output, _captured(self._call, leaves, spec, state)
         except RuntimeError as error:
             return output, f"the capture failed: {str(error).splitlines()[0][:200]}"
 
@@ -200,6 +223,21 @@ def is_traced(tensors: Sequence[torch.Tensor]) -> bool:
     )
 
 
+def flattened(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Sequence[Any], Any]:
+    """Return the leaves of a call's arguments and their structure; None stands for leaves that are
+    all positional, because torch's pytree takes 10 us."""
+    if not named and all(isinstance(each, (torch.Tensor, *CONSTANTS)) for each in arguments):
+        return arguments, None
+    return pytree.tree_flatten((arguments, named))
+
+
+def _unflattened(leaves: Sequence[Any], spec: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if spec is None:
+        return tuple(leaves), {}
+    arguments, named = pytree.tree_unflatten(leaves, spec)
+    return arguments, named
+
+
 def form_of(leaves: Sequence[Any], spec: Any) -> Any:
     """Return the key of the graph for a call.
 
@@ -213,51 +251,37 @@ def form_of(leaves: Sequence[Any], spec: Any) -> Any:
         for leaf in leaves
     )
     autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
-    return str(spec), forms, autocast, torch.is_inference_mode_enabled()
+    return spec and str(spec), forms, autocast, torch.is_inference_mode_enabled()
 
 
-Watched = list[tuple[dict[str, Any], str, torch.Tensor, int]]
-"""Parameters and buffers of a module, each as (the `_parameters` or `_buffers` dict that contains
-it, its key there, the tensor, the tensor's address)."""
+class State:
+    """Parameters, buffers and submodules of a module when a graph was captured, whose addresses the
+    graph has recorded.
 
+    The comparisons are loops of Python's own C functions: about 0.1 us a tensor.
+    """
 
-def state_of(module: torch.nn.Module) -> Watched:
-    """Return the parameters and buffers of a module with their addresses, which a graph has
-    recorded."""
-    return [
-        (holder, name, tensor, tensor.data_ptr())
-        for part in module.modules()
-        for holder in (part._parameters, part._buffers)
-        for name, tensor in holder.items()
-        if tensor is not None
-    ]
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._modules = list(module.modules())
+        self._holders: list[dict[str, Any]] = [
+            holder
+            for part in self._modules
+            for holder in (part._parameters, part._buffers, part._modules)
+            if holder
+        ]
+        held = list(chain.from_iterable(map(dict.values, self._holders)))
+        self.tensors = [each for each in held if isinstance(each, torch.Tensor)]
+        self._identities = list(map(id, held))
+        self._addresses = list(map(torch.Tensor.data_ptr, self.tensors))
 
+    def has_memory(self) -> bool:
+        """Return True if each tensor is still at its address, so that a graph may read it."""
+        return list(map(torch.Tensor.data_ptr, self.tensors)) == self._addresses
 
-Parts = list[tuple[dict[str, Any], str, Any]]
-"""Submodules of a module, each as (the `_modules` dict that contains it, its key there, the
-submodule)."""
-
-
-def parts_of(module: torch.nn.Module) -> Parts:
-    """Return the submodules of a module, whose tensors a graph has recorded."""
-    return [
-        (part._modules, name, inner)
-        for part in module.modules()
-        for name, inner in part._modules.items()
-    ]
-
-
-def has_parts(parts: Parts) -> bool:
-    """Return True if no submodule was replaced or removed."""
-    return all(holder.get(name) is inner for holder, name, inner in parts)
-
-
-def is_unchanged(watched: Watched) -> bool:
-    """Return True if each parameter and buffer is still the same tensor at the same address."""
-    return all(
-        holder.get(name) is tensor and tensor.data_ptr() == address
-        for holder, name, tensor, address in watched
-    )
+    def is_current(self) -> bool:
+        """Return True if the module has the same tensors and submodules."""
+        held = chain.from_iterable(map(dict.values, self._holders))
+        return list(map(id, held)) == self._identities
 
 
 @dataclass
@@ -266,17 +290,15 @@ class _Graph:
     arguments: list[Any]
     results: list[Any]
     spec: Any
-    watched: Watched
-    parts: Parts
+    """Structure of the results; None for a single tensor."""
+    state: State
+    device: torch.device
     done: torch.cuda.Event
     """Event that is recorded after the latest replay, or after the capture. The next replay waits
     for the event, because it may run on another stream and uses the same buffers."""
 
-    def is_valid(self) -> bool:
-        return has_parts(self.parts) and is_unchanged(self.watched)
-
     def replay(self, leaves: Sequence[Any]) -> Any:
-        stream = torch.cuda.current_stream(self._device)
+        stream = torch.cuda.current_stream(self.device)
         stream.wait_event(self.done)
         with torch.no_grad():
             for own, given in zip(self.arguments, leaves, strict=True):
@@ -285,22 +307,16 @@ class _Graph:
             self.graph.replay()
             results = [r.clone() if isinstance(r, torch.Tensor) else r for r in self.results]
         self.done.record(stream)
-        return pytree.tree_unflatten(results, self.spec)
-
-    @property
-    def _device(self) -> torch.device:
-        return next(a.device for a in self.arguments if isinstance(a, torch.Tensor))
+        return results[0] if self.spec is None else pytree.tree_unflatten(results, self.spec)
 
 
-def _captured(
-    call: Callable[..., Any], leaves: Sequence[Any], spec: Any, watched: Watched, parts: Parts
-) -> _Graph:
+def _captured(call: Callable[..., Any], leaves: Sequence[Any], spec: Any, state: State) -> _Graph:
     """Capture one call on copies of its arguments and return the graph. Raises RuntimeError."""
     own = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     pairs = [(a, b) for a, b in zip(own, leaves, strict=True) if isinstance(a, torch.Tensor)]
     if any(a.stride() != b.stride() for a, b in pairs):
         raise NotCapturable("an argument has a layout that a copy does not keep")
-    arguments, named = pytree.tree_unflatten(own, spec)
+    arguments, named = _unflattened(own, spec)
     device = pairs[0][0].device
     with torch.cuda.device(device), casts_not_cached():
         current, side = torch.cuda.current_stream(), torch.cuda.Stream()
@@ -319,8 +335,9 @@ def _captured(
             raise
         done = torch.cuda.Event()
         done.record(current)
-    results, result_spec = pytree.tree_flatten(output)
-    return _Graph(graph, own, results, result_spec, watched, parts, done)
+    if isinstance(output, torch.Tensor):
+        return _Graph(graph, own, [output], None, state, device, done)
+    return _Graph(graph, own, *pytree.tree_flatten(output), state, device, done)
 
 
 @contextmanager

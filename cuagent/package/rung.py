@@ -4,7 +4,8 @@ The folder holds a function that applies the rung to a module, `optimize_` and `
 modules of the user's class in a model, a check against the original module, and the figures.
 Not covered: anything that needs more than torch.
 Invariant: the function does exactly what was timed under the rung's name (`cuagent.worker.arms`),
-with the same flags of torch, and leaves no flag changed after a call.
+with the same flags of torch, and leaves no flag changed after a call. It also copies the results
+of torch's own CUDA graphs, which the next call would overwrite.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 
-from cuagent.arms import BENCHMARK, COMPILE, EAGER, GRAPH
+from cuagent.arms import BENCHMARK, COMPILE, EAGER, GRAPH, OVERWRITING
 from cuagent.measure.rungs import Ladder, Rung
 from cuagent.package import check
 from cuagent.package.folder import (
@@ -126,7 +127,7 @@ def module_text(name: str, task: Task, own: TorchSettings, kind: str = "Model") 
         "",
         "",
         *(_CAST.format(device=task.device).splitlines() if cast else []),
-        *(_EAGER if mode == EAGER and not graph else _COMPILED).splitlines(),
+        *_call_text(mode, graph).splitlines(),
     ]
     return "\n".join(lines) + "\n"
 
@@ -188,8 +189,30 @@ def _with_flags(compiled):
 
     return call
 """
+_COPIED = """\
+def _copied(output):
+    # The next call overwrites the results of torch's CUDA graphs.
+    if isinstance(output, torch.Tensor):
+        return output.clone()
+    return torch.utils._pytree.tree_map_only(torch.Tensor, torch.clone, output)
+
+
+"""
 """Source texts for the exported file. The functions are bound to the module as methods, so a deep
 copy gets its own. The flags are set around the compiled call, not inside its graph."""
+
+
+def _call_text(mode: str, graph: bool) -> str:
+    """Return the text of the function that calls the module with the flags set."""
+    if mode == EAGER and not graph:
+        return _EAGER
+    if mode not in OVERWRITING or graph:
+        return _COMPILED
+    under_flags = "        with flags_set(FLAGS):\n            return compiled(*arguments, **named)"
+    copied = under_flags.replace(
+        "compiled(*arguments, **named)", "_copied(compiled(*arguments, **named))"
+    )
+    return _COPIED + _COMPILED.replace(under_flags, copied)
 
 
 def _statements(mode: str, options: list[str]) -> Iterator[str]:

@@ -16,15 +16,13 @@ from cuagent.kernels import replay
 from cuagent.kernels.cuda_graph import (
     MAX_GRAPHS,
     NotCapturable,
+    State,
     casts_not_cached,
+    flattened,
     form_of,
     graph_calls,
-    has_parts,
     is_traced,
-    is_unchanged,
-    parts_of,
     refusal,
-    state_of,
 )
 
 
@@ -102,15 +100,38 @@ def test_form_differs_where_a_graph_would_compute_something_else() -> None:
 
 def test_replaced_parameters_invalidate_a_graph_and_loaded_ones_do_not() -> None:
     model = Block()
-    watched = state_of(model)
-    assert len(watched) == 3
+    state = State(model)
+    assert len(state.tensors) == 3
     model.load_state_dict(Block().state_dict())
-    assert is_unchanged(watched)
+    assert state.has_memory()
+    assert state.is_current()
     model.layer.bias.data = torch.zeros(8)
-    assert not is_unchanged(watched), "another address"
-    watched = state_of(model)
+    assert not state.has_memory(), "another address"
+    state = State(model)
     model.layer.weight = nn.Parameter(model.layer.weight.data)
-    assert not is_unchanged(watched), "another tensor"
+    assert state.has_memory(), "the graph holds the replaced tensor"
+    assert not state.is_current(), "another tensor"
+
+
+def test_replaced_submodules_invalidate_a_graph() -> None:
+    model = nn.Sequential(nn.Sequential(Block()), nn.ReLU())
+    state = State(model)
+    assert state.is_current()
+    model[0][0] = Block()
+    assert not state.is_current()
+    state = State(model)
+    del model[1]
+    assert not state.is_current()
+
+
+def test_positional_leaves_have_no_structure_and_others_keep_theirs() -> None:
+    x = torch.ones(2)
+    assert flattened((x, 2), {}) == ((x, 2), None)
+    for call in (((x,), {"power": 2}), (([x, 2],), {})):
+        leaves, spec = flattened(*call)
+        assert leaves == [x, 2]
+        assert spec is not None
+        assert form_of(leaves, spec) != form_of([x, 2], None)
 
 
 class Scaled(nn.Module):
@@ -131,7 +152,7 @@ class Scaled(nn.Module):
         return self.layer(x) + x @ doubled
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return replay(self, Scaled.compute, (x,), self.values)
+        return replay(self, Scaled.compute, (x,), lambda: self.values)
 
 
 def expected_of(model: Scaled, x: torch.Tensor) -> torch.Tensor:
@@ -236,17 +257,6 @@ def test_replayed_function_follows_new_values_and_new_inputs() -> None:
         twin.renew()
         for _ in range(3):
             torch.testing.assert_close(twin(x), twin.layer.bias.expand(3, 8))
-
-
-def test_replaced_submodules_invalidate_a_graph() -> None:
-    model = nn.Sequential(nn.Sequential(Block()), nn.ReLU())
-    parts = parts_of(model)
-    assert has_parts(parts)
-    model[0][0] = Block()
-    assert not has_parts(parts)
-    parts = parts_of(model)
-    del model[1]
-    assert not has_parts(parts)
 
 
 @pytest.fixture

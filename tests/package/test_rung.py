@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import runpy
 import subprocess
 import sys
 from copy import deepcopy
@@ -164,6 +165,26 @@ def test_module_text_applies_every_rung(
     ast.parse(text)
     assert all(words in text for words in expected)
     assert "torch.backends" not in text
+
+
+@pytest.mark.parametrize("name", ["reduce-overhead", "max-autotune", "compile+cuda_graph"])
+def test_results_of_torchs_own_graphs_are_copied(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiled function of the test returns the same memory in each call, as a mode with graphs
+    does."""
+    folder = exported(name, tmp_path / "fast", replace(TASK, device=Device.CUDA))
+    monkeypatch.syspath_prepend(folder)
+    made = runpy.run_path(str(folder / "faster.py"))["_with_flags"]
+    memory = torch.zeros(3)
+    call = made(lambda x: (memory.fill_(x), {"again": memory}))
+    first, second = call(1.0), call(2.0)
+    copied = name != "compile+cuda_graph"
+    assert (first[0].tolist() == [1.0] * 3) == copied
+    assert (first[1]["again"].tolist() == [1.0] * 3) == copied
+    assert second[0].tolist() == [2.0] * 3
+    single = made(lambda x: memory.fill_(x))
+    assert (single(1.0) is not memory) == copied
 
 
 @pytest.mark.parametrize(
