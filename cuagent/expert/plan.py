@@ -42,6 +42,7 @@ from cuagent.expert.gains import may_gain
 from cuagent.expert.graph.graph import Graph, Kind
 from cuagent.expert.graph.layouts import with_layouts
 from cuagent.expert.graph.readers import wanted_orders
+from cuagent.expert.graph.reshapes import operate_before_reshapes
 from cuagent.expert.graph.storage import NestError
 from cuagent.expert.joins import parts_of
 from cuagent.expert.kernel import KernelCall
@@ -229,6 +230,7 @@ def _rewritten(
         graph = linears_of_channels(graph, target, kept)
     graph = read_before_widening(graph)
     graph = with_layouts(graph, wanted_orders(graph) if target.device == "cuda" else None)
+    graph = operate_before_reshapes(graph, ANCHORS)
     return store_moved_parameters(graph, target.device)
 
 
