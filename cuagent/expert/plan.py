@@ -41,6 +41,8 @@ from cuagent.expert.free_casts import is_free, read_before_widening
 from cuagent.expert.gains import may_gain
 from cuagent.expert.graph.graph import Graph, Kind
 from cuagent.expert.graph.layouts import with_layouts
+from cuagent.expert.graph.readers import wanted_orders
+from cuagent.expert.graph.reshapes import operate_before_reshapes
 from cuagent.expert.graph.storage import NestError
 from cuagent.expert.joins import parts_of
 from cuagent.expert.kernel import KernelCall
@@ -226,7 +228,9 @@ def _rewritten(
     graph = graph if options.compile else by_onednn(graph, target.device, kept)
     if options.products:
         graph = linears_of_channels(graph, target, kept)
-    graph = with_layouts(read_before_widening(graph))
+    graph = read_before_widening(graph)
+    graph = with_layouts(graph, wanted_orders(graph) if target.device == "cuda" else None)
+    graph = operate_before_reshapes(graph, ANCHORS)
     return store_moved_parameters(graph, target.device)
 
 

@@ -6,7 +6,10 @@ torch's elementwise kernels access vectors only if all operands have one dtype a
 from __future__ import annotations
 
 from cuagent.expert.graph.graph import FLOATS, ITEM_BYTES, Graph, Kind, Node
+from cuagent.expert.graph.storage import NestError
+from cuagent.expert.streaming.cuda_tiles import tile_of
 from cuagent.expert.streaming.group import Group
+from cuagent.expert.streaming.nest import nest_of
 
 LEAST_BYTES = 1 << 22
 """Least number of bytes that an operation reads and writes before its kernel is generated.
@@ -21,14 +24,26 @@ def is_slow_call(group: Group, graph: Graph) -> bool:
     Measured on an H200: a conversion from bfloat16 to float32 (101 MB) took 48 us, and 25 us in a
     kernel with vectors. A product with one factor for each channel (198 MB) took 120 us, and 71 us
     together with the activation before it. A shift of two dimensions by `roll` (77 MB) took 182 us,
-    because torch moves one dimension after the other.
+    because torch moves one dimension after the other. A sum of images in two layouts (38 MB in
+    float16) took 113 us, three times as long as in one layout.
     """
     work = [n for n in group.nodes if n.kind is not Kind.VIEW]
     if group.reduced or _bytes(group, graph) < LEAST_BYTES:
         return False
     if all(n.origin.startswith("roll") for n in work):
         return True
-    return any(_converts(n, graph) or _broadcasts(n, graph) for n in work)
+    if any(_converts(n, graph) or _broadcasts(n, graph) for n in work):
+        return True
+    return group.family == "streaming" and _transposes(group, graph)
+
+
+def _transposes(group: Group, graph: Graph) -> bool:
+    """Return True if an operand has another order of dimensions in memory than the result, and a
+    kernel reads it in tiles."""
+    try:
+        return tile_of(nest_of(group, graph)) is not None
+    except NestError:
+        return False
 
 
 def _bytes(group: Group, graph: Graph) -> int:

@@ -28,7 +28,8 @@ def get_init_inputs(): return []
         ("x.transpose(0, 1)", "512, 128, 64", 64, True),
         ("x.transpose(0, 1)", "16, 4, 64", 64, False),  # too small
         ("x.transpose(0, 1)", "512, 128, 63", 63, False),  # rows are not vectors
-        ("x.transpose(1, 2)", "8, 512, 512", 512, False),  # the innermost dimension moves
+        ("x.transpose(1, 2)", "8, 512, 512", 512, True),  # through shared memory
+        ("x.transpose(1, 2)", "8, 512, 64", 512, False),  # too small for that
     ],
 )
 def test_large_copies_of_whole_vectors_are_kernels(

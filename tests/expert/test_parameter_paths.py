@@ -52,3 +52,25 @@ def test_other_expressions_stay(name, quick):
     model.d = nn.ModuleDict({"0": nn.Linear(2, 2)})
     expression = attribute_of(model)(name)
     assert _quick(name, expression) == (quick or expression)
+
+
+SLICED = """
+import torch
+from torch import nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layers = nn.Linear(8, 8), nn.Tanh(), nn.LayerNorm(8), nn.Tanh(), nn.LayerNorm(8)
+        whole = nn.Sequential(*layers)
+        self.part = whole[2:]
+    def forward(self, x):
+        return self.part(x).exp()
+def get_inputs(): return [torch.randn(5, 8)]
+def get_init_inputs(): return []
+"""
+
+
+def test_a_slice_of_a_sequential_keeps_the_names_of_the_whole_one(make):
+    made = make(SLICED, "Model")
+    assert "self.part[" not in made.candidate.files["model_new.py"]
+    assert_agrees(made)

@@ -16,16 +16,19 @@ class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.layer = torch.nn.Linear({width}, {width})
-    def forward(self, x, y):
+    def forward(self, x, y, z):
         return {body}
 def get_inputs():
-    return [torch.randn({rows}, 14, 14, {width}), torch.randn({rows}, 1, 1, {width})]
+    sizes = ({rows}, 14, 14, {width}), ({rows}, 1, 1, {width}), ({rows}, {width}, 14, 14)
+    return [torch.randn(size) for size in sizes]
 def get_init_inputs(): return []
 """
 SLOW = {
     "conversion": "self.layer(x).half()",
     "factor of a channel": "self.layer(x) * y",
     "shift of two dimensions": "torch.roll(self.layer(x), (3, -3), (1, 2))",
+    "sum of two layouts": "self.layer(x) + z.permute(0, 2, 3, 1)",
+    "copy in another order": "self.layer(x).permute(0, 3, 1, 2).contiguous()",
 }
 FAST = {"one layout": "self.layer(x) * x", "factor": "self.layer(x) * 2.5"}
 

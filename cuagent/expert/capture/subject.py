@@ -138,6 +138,9 @@ def target_of(task: Task) -> Target:
 class attribute_of:
     """Callable that maps a state_dict name to its Python expression, such as
     `self.net[0].weight`.
+
+    A slice of a Sequential has the names of the whole one: its module at index 0 may be named
+    "20". An index is used only where all names are equal to the positions.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -145,7 +148,9 @@ class attribute_of:
 
         indexed = (nn.Sequential, nn.ModuleList)
         self._indexed = {
-            name for name, module in model.named_modules() if isinstance(module, indexed)
+            name
+            for name, module in model.named_modules()
+            if isinstance(module, indexed) and _has_positions(module)
         }
 
     def __call__(self, name: str) -> str:
@@ -159,6 +164,12 @@ class attribute_of:
                 text = f"getattr({text}, {part!r})"
             prefix = f"{prefix}.{part}" if prefix else part
         return text
+
+
+def _has_positions(module: torch.nn.Module) -> bool:
+    """Return True if the names of a module's children are their positions, from "0" on."""
+    names = [name for name, _ in module.named_children()]
+    return names == [str(k) for k in range(len(names))]
 
 
 def _is_plain(name: str) -> bool:

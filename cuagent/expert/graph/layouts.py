@@ -11,7 +11,7 @@ overlaps, which stay library calls.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cuagent.expert.einsums.contraction import Einsum
@@ -50,16 +50,20 @@ FOLLOWING = (Kind.SCAN, Kind.POOL, Kind.RESAMPLE)
 """Kinds of nodes whose result takes the order of their only argument; `dims` are renumbered."""
 
 
-def with_layouts(graph: Graph) -> Graph:
-    """Return an equal graph in which every node is contiguous and has the shape of its memory."""
+def with_layouts(graph: Graph, wanted: Mapping[str, Order] | None = None) -> Graph:
+    """Return an equal graph in which every node is contiguous and has the shape of its memory.
+
+    `wanted`: orders of elementwise nodes that their readers need (`readers.wanted_orders`).
+    """
     if not any(n.order for n in graph.nodes) and not graph.output_strides:
         return graph
-    return _Layouts(graph).run()
+    return _Layouts(graph, wanted or {}).run()
 
 
 @dataclass
 class _Layouts:
     graph: Graph
+    wanted: Mapping[str, Order]
     nodes: list[Node] = field(default_factory=list)
     by_name: dict[str, Node] = field(default_factory=dict)
     known: dict[str, tuple[str, Order]] = field(default_factory=dict)
@@ -323,6 +327,7 @@ class _Layouts:
         order = max(sizes, key=lambda o: sizes[o]) if sizes else ()
         if order and self._is_smaller(node, sizes[order]):
             order = ()
+        order = self.wanted.get(node.name, order)
         args = tuple(self._broadcast(a, order, rank) for a in node.args)
         return self._add(replace(node, args=args, shape=permuted(node.shape, order))), order
 
@@ -365,7 +370,9 @@ class _Layouts:
         return self._copied(name, self.origin)
 
     def _reduce(self, node: Node) -> tuple[str, Order]:
-        found, order = self.known[node.inputs[0]]
+        (name,) = node.inputs
+        order = self._order_of_readers(name)
+        found = self._to(name, order)
         if not order:
             return self._add(replace(node, args=(found,))), ()
         dims = tuple(sorted(order.index(d) for d in node.dims))
@@ -380,6 +387,15 @@ class _Layouts:
             view = self._view_of(self._new(f"{node.name}_kept"), self.by_name[result], node.shape)
             return (result if shape == node.shape else self._add(view)), ()
         return result, after
+
+    def _order_of_readers(self, name: str) -> Order:
+        """Return the order in which elementwise nodes read a value, if one of them is stored in an
+        order that its readers need; else the value's own order."""
+        readers, shape = self.graph.users()[name], self.graph.node(name).shape
+        orders = [
+            self.wanted[u.name] for u in readers if u.name in self.wanted and u.shape == shape
+        ]
+        return orders[0] if orders else self.known[name][1]
 
     def _view(self, node: Node) -> tuple[str, Order]:
         found, order = self.known[node.inputs[0]]

@@ -8,7 +8,8 @@ not innermost: adjacent rows per block, so that a warp reads adjacent elements),
 adjacent to those of the next row: a block reads 8 to 32 rows through shared memory), `kept rows`
 (a cluster of blocks keeps a long row in shared memory), `sliced rows` (several blocks for each
 row, if rows are longer or few), `wide columns` (many long rows that are not aligned: several blocks
-for parts of each). Reduced and kept dimensions may alternate. Not covered: other
+for parts of each), `tiled map` (elementwise with operands in another order, which blocks read
+through shared memory). Reduced and kept dimensions may alternate. Not covered: other
 transpositions; strided reads stay strided.
 """
 
@@ -22,12 +23,12 @@ from cuagent.expert.graph.storage import NestError
 from cuagent.expert.kernel import KernelCall, Request
 from cuagent.expert.streaming.cuda_columns import ColumnSchedule
 from cuagent.expert.streaming.cuda_kept import KeptRowSchedule
-from cuagent.expert.streaming.cuda_map import MapSchedule
 from cuagent.expert.streaming.cuda_rows import MAX_SAVED
 from cuagent.expert.streaming.cuda_sliced import SlicedRowSchedule
 from cuagent.expert.streaming.cuda_split import SplitSchedules
 from cuagent.expert.streaming.cuda_staged import StagedRowSchedule
 from cuagent.expert.streaming.cuda_text import headers
+from cuagent.expert.streaming.cuda_tiles import TiledMapSchedule, tile_of
 from cuagent.expert.streaming.cuda_wide import WideColumnSchedule
 from cuagent.expert.streaming.extreme_places import with_places
 from cuagent.expert.streaming.group import Group
@@ -99,7 +100,7 @@ def threads_for(columns: int, vector: int, tensors: int = 1) -> int:
 
 
 class _Kernel(
-    MapSchedule,
+    TiledMapSchedule,
     StagedRowSchedule,
     ColumnSchedule,
     SplitSchedules,
@@ -113,7 +114,9 @@ class _Kernel(
         inner, group = nest.dimensions[-1], nest.group
         if group.reduced and max(group.columns, group.rows) >= MOST_INDICES:
             raise NestError(f"{request.name}: rows and columns have indices of 32 bits")
-        accesses = [*nest.reads.values(), *nest.writes.values()]
+        tile = tile_of(nest)
+        whole = (a for a in nest.reads.values() if not (tile and a in tile.accesses))
+        accesses = [*whole, *nest.writes.values()]
         column_rows = bool(group.reduced) and not inner.reduced
         usable = request.vector and not column_rows
         width = vector_width(inner.extent, accesses) if usable else 1
@@ -135,9 +138,13 @@ class _Kernel(
             self.loose = {self._element(access) for access in loose}
         if column_rows and request.vector:
             self.adjacent_rows = vector_width(inner.extent, accesses)
+        accesses += tile.accesses if tile else ()
         if max(max(a.offset + group.size, _reach(nest, a)) for a in accesses) >= 1 << 30:
             self.integer = "long"
-        self._stage()
+        if tile:
+            self._use_tile(tile)
+        else:
+            self._stage()
         innermost = group.reduced and not column_rows and not self.staged
         if innermost and request.vector and not request.threads:
             if request.clusters:

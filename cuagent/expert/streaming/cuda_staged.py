@@ -44,8 +44,8 @@ class StagedRowSchedule(RowSchedule):
         shared memory.
         """
         nest = self.nest
-        scattered = [a for a in nest.reads.values() if _is_scattered(a, nest)]
-        writes_scattered = any(_is_scattered(a, nest) for a in nest.writes.values())
+        scattered = [a for a in nest.reads.values() if is_scattered(a, nest)]
+        writes_scattered = any(is_scattered(a, nest) for a in nest.writes.values())
         if not scattered and not writes_scattered:
             return
         for access in scattered:
@@ -109,7 +109,7 @@ class StagedRowSchedule(RowSchedule):
         self._launcher([self._launch(str(blocks), f"dim3(32, {STAGED_THREADS // 32})")])
 
 
-def _is_scattered(access: Access, nest: Nest) -> bool:
+def is_scattered(access: Access, nest: Nest) -> bool:
     """Return True if a warp would read one element from each cache line of a large tensor.
 
     torch transposes such a tensor through shared memory; of the schedules here, `staged rows` does.
