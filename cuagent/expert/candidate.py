@@ -19,6 +19,8 @@ from cuagent.expert.notes import kernel_notes, listed
 from cuagent.expert.options import BACKWARD, Options
 from cuagent.expert.packing import files_of, joined_text
 from cuagent.expert.plan import MethodPlan, plan_method
+from cuagent.expert.products.product import Product
+from cuagent.expert.products.qualify import is_doubtful, qualifies
 from cuagent.expert.recurrences.cells import LayerCall
 from cuagent.expert.vectors import with_wide_vectors
 
@@ -53,6 +55,9 @@ class Candidate:
     """
     has_products: bool = False
     """True if a kernel computes a matrix product or a convolution."""
+    half_products: frozenset[str] = frozenset()
+    """Names of the captured products of half precision that are to be the library's for a candidate
+    without doubtful kernels of products (`products.qualify.is_doubtful`)."""
     convolutions: int = 0
     """Number of convolutions, except depthwise ones."""
     library_convolutions: int = 0
@@ -141,6 +146,7 @@ def _assemble(subject: Subject, options: Options, plans: Sequence[MethodPlan]) -
         library=tuple(n for plan in plans for group in plan.library.values() for n in group),
         constants=tuple(name for plan in plans for name in plan.computed_once),
         has_products=len(kernels) < len(all_calls),
+        half_products=_half_products(plans[0]),
         convolutions=len(
             {n.origin for plan in plans for n in plan.graph.nodes if n.op.startswith(CONVOLUTIONS)}
         ),
@@ -159,6 +165,17 @@ def _assemble(subject: Subject, options: Options, plans: Sequence[MethodPlan]) -
         ),
         has_chains=any(k.group.family == CHAINED for k in kernels),
     )
+
+
+def _half_products(plan: MethodPlan) -> frozenset[str]:
+    """Return the doubtful products of a plan, and those that their epilogues read: the kernel of
+    one of these would compute the epilogue instead."""
+    graph, target = plan.graph, plan.subject.target
+    steps = (plan.steps[position] for position in plan.calls)
+    found = [p for p in steps if isinstance(p, Product) and is_doubtful(p, graph, target)]
+    read = (graph.node(m.tensor) for p in found for m in p.reads.values())
+    others = (node for node in read if qualifies(node, target))
+    return frozenset(node.origin for node in (*(p.node for p in found), *others))
 
 
 def _launches(call: Node) -> int:

@@ -109,6 +109,32 @@ def test_outputs_have_the_layout_of_a_real_call(tmp_path, order_of_attention, or
     assert captured.outputs[0].meta["val"].stride() == expected.stride()
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_output_is_contiguous_where_trace_and_gpu_have_the_heads_inside(
+    tmp_path, order_of_attention, own
+):
+    # As on a GPU whose fused kernel returns the heads inside, also in the trace.
+    path = tmp_path / "task.py"
+    path.write_text(text_of("return y.transpose(1, 2) + 1", mask="None, 0.0, True"))
+    task = load_task(f"{path}:Model", device="cpu")
+    subject = open_subject(task)
+    for fx in subject.captured.nodes:
+        value = fx.meta.get("val")
+        if "transpose" in str(fx.target) or "add" in str(fx.target):
+            fx.meta["val"] = value.new_empty(value.shape)
+        elif "scaled_dot_product_attention" in str(fx.target):
+            fx.meta["val"] = value.new_empty((2, 9, 4, 8)).transpose(1, 2)
+    order_of_attention(ORDERS["heads inside"])
+    reference = open_reference(task)
+    correct_outputs(subject.captured, reference.model(0), reference.inputs(0))
+    options = Options(own_attention=own)
+    made = make_candidate(replace(subject, target=Target("cuda", (9, 0), 132)), options)
+    forward = made.files["model_new.py"].rpartition("def forward")[2]
+    *_, last, result = forward.strip().split("return ")[-2:]
+    stored = f"{result} = torch.empty_strided((2, 9, 4, 8), (288, 32, 8, 1)" in forward
+    assert stored or (f"{result} = torch.ops.aten.add.Tensor" in last and ").contiguous()" in last)
+
+
 PLACES = "p = torch.arange(9); d = (p - p[:, None]).abs() < 5; "
 MASKS = {
     "a bias of each head": (

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import captured_graphs  # type: ignore[import-not-found]
 import pytest
 import torch
 from agreement import assert_agrees  # type: ignore[import-not-found]
 
 from cuagent.expert.attention.masks import is_causal_mask
+from cuagent.expert.attention.rewrite import with_attention
 from cuagent.expert.candidate import Options, make_candidate
 from cuagent.expert.capture.subject import Target, open_subject
 from cuagent.task import load_task
+from cuagent.task.reference import open_reference
 
 TEXT = """
 import torch
@@ -36,7 +39,14 @@ CAUSAL = {
     "added": ("m = torch.full((n, n), float('-inf')).triu(1)", "m"),
     "added, finite": ("m = torch.full((n, n), -3e38).triu(1)[None, None]", "m"),
 }
+ALL = {
+    "boolean": (PLACES + "m = (p >= 0).expand(n, n)", "m"),
+    "of the queries": (PLACES + "m = (p >= 0)[None, None, :, None].expand(1, 1, n, n)", "m"),
+    "added, named": ("m = torch.zeros(n, n)", "attn_mask=m, scale=0.25"),
+}
 OTHERS = {
+    "all keys but one": (PLACES + "m = ((p > 0) | (p[:, None] < 9 - 1))", "m"),
+    "a bias of all keys": ("m = torch.zeros(n, n) + torch.eye(n)", "m"),
     "a window": (PLACES + "d = p[:, None] - p; m = (d >= 0) & (d < 4)", "m"),
     "the next key": ("m = torch.ones(n, n).bool().tril(1)", "m"),
     "a weak bias": ("m = torch.full((n, n), -5.0).triu(1)", "m"),
@@ -71,11 +81,46 @@ def test_causal_mask_is_left_out(make, name):
     assert_agrees(made)
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_mask_of_all_keys_is_left_out(make, name):
+    made = make(text_of(ALL[name]), "Model")
+    forward = forward_of(made.candidate)
+    assert "attn_mask" not in forward
+    assert "is_causal" not in forward
+    assert ("scale=0.25" in forward) is (name == "added, named")
+    assert_agrees(made)
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_masks_stay(make, name):
     made = make(text_of(OTHERS[name]), "Model")
     assert "is_causal" not in forward_of(made.candidate)
     assert_agrees(made)
+
+
+@pytest.mark.parametrize(
+    ("mask", "copied"),
+    [
+        ("(q[:, :1, :, :1] > -9).expand(2, 1, 9, 9)", True),  # of the queries
+        ("q[:, :1, :, :1] > -9", True),
+        ("(q[:, :1, None, :, 0] > -9).expand(2, 1, 9, 9)", False),  # of the keys
+    ],
+)
+def test_mask_on_a_gpu_has_adjacent_keys(tmp_path, mask, copied):
+    path = tmp_path / "task.py"
+    path.write_text(text_of((f"m = {mask}", "m")))
+    task = load_task(f"{path}:Model", device="cpu")
+    subject = open_subject(task)
+    gpu = Target("cuda", (9, 0), 132)
+    captured, _ = with_attention(subject.captured, gpu)
+    calls = [fx for fx in captured.nodes if "attention" in str(fx.target)]
+    strides = [fx.args[3].meta["val"].stride() for fx in calls]
+    assert [place[-1] for place in strides] == [1]
+    clones = [fx for fx in captured.nodes if "clone" in str(fx.target)]
+    before = [fx for fx in subject.captured.nodes if "clone" in str(fx.target)]
+    assert len(clones) - len(before) == copied
+    reference = open_reference(task)
+    captured_graphs.assert_equal_results(captured, reference.model(0), reference.inputs(0))
 
 
 def test_call_without_mask_on_a_gpu_repeats_no_heads(tmp_path):

@@ -211,6 +211,40 @@ def test_large_arguments_are_not_copied_for_a_graph(tmp_path, shape, graph):
     assert proposal.candidate.options.graph is graph
 
 
+GATE = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.up = (nn.Linear({depth}, {width}, bias=False).bfloat16() for _ in range(2))
+    def forward(self, x):
+        return F.silu(self.gate(x)) * self.up(x)
+def get_inputs(): return [torch.zeros(4096, {depth}).bfloat16()]
+def get_init_inputs(): return []
+"""
+
+
+@pytest.mark.parametrize(("depth", "width", "tried"), [(1024, 3072, True), (512, 1024, False)])
+def test_product_with_a_doubtful_epilogue_is_tried_as_one_of_the_library(
+    tmp_path, depth, width, tried
+):
+    task = tmp_path / "task.py"
+    task.write_text(GATE.format(depth=depth, width=width))
+    subject = replace(open_subject(load_task(f"{task}:Model", device="cpu")), target=HOPPER)
+    outcomes: list[Outcome] = []
+    ratios = {"eager": Ratio(0.9, 0.89, 0.91)}
+    for _ in range(4):
+        made = propose(subject, outcomes)
+        if made is not None:
+            outcomes.append(Outcome(made.candidate, True, "accepted", 1, ratios, seconds=1.0))
+    names = [outcome.candidate.kernels for outcome in outcomes]
+    assert names[0][0].startswith("linear")
+    others = [found for found in names[1:] if found and found[0].startswith("silu")]
+    assert bool(others) is tried
+
+
 @pytest.mark.parametrize(
     ("rung", "mode", "graph"),
     [

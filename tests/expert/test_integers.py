@@ -55,6 +55,7 @@ ARITHMETIC = {
     "quotients of negative numbers": "return (i // 10) * (i % 10) - i // 8, 5 - i % 8",
     "a choice": "return torch.where(i > 3, i * 2, -7), i.masked_fill(i < 0, -100).clamp(max=50)",
     "requantisation": "return ((n * 12345 + 16384) >> 15).clamp(-100, 100).to(torch.int8)",
+    "a type of another tensor": "return (i.cumsum(1).type_as(n) * 3 + n[:33]) * n[:33]",
     "bits": "return (n & 255) | (n << 3), n ^ 12",
     "a mask as numbers": "m = i > 3; return m.long() + i, (m.to(torch.int32) - 3) * n[:24, None]",
     "bytes that wrap around": "return (b + 200) * b - 9",

@@ -48,8 +48,11 @@ def mask_of(edit: Edit, scores: Scores, rank: int, dtype: str) -> Mask | None:
     if len(finite) > 1 or any(dtype_of(b) != dtype for b, _ in scores.biases):
         return None
     constant = _constant(edit, scores)
-    if constant is not None and _is_causal(constant) and _removes_only(edit, scores):
-        return Mask(causal=True)
+    if constant is not None and _removes_only(edit, scores):
+        if bool(constant.all()):
+            return Mask()
+        if _is_causal(constant):
+            return Mask(causal=True)
     aten = torch.ops.aten
     kept = _kept(edit, scores)
     added = None
@@ -145,6 +148,27 @@ def is_causal_mask(mask: Any, rows: int, columns: int) -> bool:
     if kept is not mask and not bool(((mask == 0) | (mask <= HUGE)).all()):
         return False
     return bool((kept == kept.new_ones(rows, columns).tril()).all())
+
+
+def keeps_all(mask: Any) -> bool:
+    """Return True if a constant mask of a library call, boolean or added, has no effect."""
+    return bool(mask.all() if str(mask.dtype) == "torch.bool" else (mask == 0).all())
+
+
+def with_adjacent_keys(edit: Edit, mask: Any, keys: int) -> Any:
+    """Return a mask of a library call whose elements of adjacent keys are adjacent in memory.
+
+    torch's fused kernels on a GPU refuse other masks, such as one of the queries that is expanded
+    over the keys. torch then computes products and a softmax in float32, and stores the scores.
+    """
+    import torch
+
+    value, aten = mask.meta["val"], torch.ops.aten
+    if keys == 1 or value.dim() < 2 or (value.shape[-1] == keys and value.stride(-1) == 1):
+        return mask
+    if value.shape[-1] != keys:
+        mask = edit.call(aten.expand.default, (mask, [*shape_of(mask)[:-1], keys]))
+    return edit.call(aten.clone.default, (mask,), {"memory_format": torch.contiguous_format})
 
 
 ELEMENTWISE = {

@@ -17,7 +17,14 @@ from typing import Any
 
 from cuagent.expert.attention.heads import CALL, NAMES, match_of_call
 from cuagent.expert.attention.kernel import fills_few_rows, has_kernel
-from cuagent.expert.attention.masks import Mask, is_causal_mask, kernel_steps, mask_of
+from cuagent.expert.attention.masks import (
+    Mask,
+    is_causal_mask,
+    keeps_all,
+    kernel_steps,
+    mask_of,
+    with_adjacent_keys,
+)
 from cuagent.expert.attention.operators import scored_attention
 from cuagent.expert.attention.products import Operand, batched_product
 from cuagent.expert.attention.repeats import RANK, grouped
@@ -55,9 +62,9 @@ def with_attention(
     for node in edit.nodes:
         match = _match(edit, node)
         fused = match is not None and _replaced(edit, match, target, own)
-        causal = _without_mask(edit, node)
+        simpler = _without_mask(edit, node) or _with_readable_mask(edit, node, target)
         fused = fused or _by_kernel(edit, node, target, own) or _without_copies(edit, node, target)
-        if fused or causal:
+        if fused or simpler:
             found.append(str(node.name))
     return (edit.result(), tuple(found)) if found else (captured, ())
 
@@ -213,7 +220,8 @@ def _options_of(edit: Edit, node: Any) -> dict[str, Any] | None:
 
 def _without_mask(edit: Edit, node: Any) -> bool:
     """Let an attention call with a constant causal mask be causal without it, which takes half of
-    the time. Return True if the call was changed."""
+    the time, and one with a constant mask of all keys have none. Return True if the call was
+    changed."""
     mask = None if called(node) != CALL else argument(node, 3, "attn_mask")
     if mask is None or argument(node, 5, "is_causal", False):
         return False
@@ -222,10 +230,27 @@ def _without_mask(edit: Edit, node: Any) -> bool:
         shape_of(node.args[0])[-2],
         shape_of(node.args[1])[-2],
     )
-    if value is None or not is_causal_mask(value, rows, columns):
+    causal = value is not None and is_causal_mask(value, rows, columns)
+    if value is None or not (causal or keeps_all(value)):
         return False
     dropout = argument(node, 4, "dropout_p", 0.0)
-    node.args = (*node.args[:3], None, dropout, True)
+    node.args = (*node.args[:3], None, dropout, causal)
+    node.kwargs = {k: v for k, v in node.kwargs.items() if k in NAMES}
+    return True
+
+
+def _with_readable_mask(edit: Edit, node: Any, target: Target) -> bool:
+    """Let torch's fused kernels on a GPU read the mask of an attention call. Return True if the
+    call was changed."""
+    mask = None if called(node) != CALL else argument(node, 3, "attn_mask")
+    if mask is None or target.device != "cuda":
+        return False
+    edit.graph.inserting_before(node)
+    readable = with_adjacent_keys(edit, mask, shape_of(node.args[1])[-2])
+    if readable is mask:
+        return False
+    options = (argument(node, 4, "dropout_p", 0.0), argument(node, 5, "is_causal", False))
+    node.args = (*node.args[:3], readable, *options)
     node.kwargs = {k: v for k, v in node.kwargs.items() if k in NAMES}
     return True
 

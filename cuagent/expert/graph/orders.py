@@ -75,13 +75,13 @@ def _viewed_value(fx: Any) -> Any:
     """Return the value whose memory an output views, or the output itself."""
     while fx.op == "call_function":
         part = fx.target is operator.getitem
-        if not _is_view(fx.args[0] if part else fx):
+        if not is_view(fx.args[0] if part else fx):
             break
         fx = fx.args[0]
     return fx
 
 
-def _is_view(fx: Any) -> bool:
+def is_view(fx: Any) -> bool:
     """Return True if an operator's result shares the memory of its first argument."""
     alias = fx.target._schema.returns[0].alias_info if hasattr(fx.target, "_schema") else None
     return alias is not None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from cuagent.expert.capture.subject import Target
 from cuagent.expert.graph.graph import Graph, Kind, Node
 from cuagent.expert.products.product import Product
-from cuagent.expert.products.rates import epilogue_pays
+from cuagent.expert.products.rates import DOUBT, epilogue_pays, share_of_library
 from cuagent.expert.products.tiles import occupied
 
 SPLIT_CAPABILITIES = {(8, 0), (9, 0), (10, 0), (10, 3)}
@@ -62,9 +62,22 @@ def may_gain(product: Product, graph: Graph, target: Target) -> bool:
         return False
     if product.triangle or not (product.epilogue and batch == 1 and depth <= MOST_DEPTH):
         return product.triangle is not None
+    return epilogue_pays(product, _moved(product, graph), target)
+
+
+def is_doubtful(product: Product, graph: Graph, target: Target) -> bool:
+    """Return True if the library's product and a kernel for the epilogue of a half-precision
+    product may take less time than one kernel, although the model of times says otherwise."""
+    if product.node.dtype == "float32" or not product.epilogue:
+        return False
+    return share_of_library(product, _moved(product, graph), target) > 1 - DOUBT
+
+
+def _moved(product: Product, graph: Graph) -> list[Node]:
+    """Return the tensors that an elementwise kernel for the epilogue reads and writes, the
+    product's result first."""
     read = dict.fromkeys(matrix.tensor for matrix in product.reads.values())
-    moved = [product.node, *(graph.node(name) for name in (*product.outputs, *read))]
-    return epilogue_pays(product, moved, target)
+    return [product.node, *(graph.node(name) for name in (*product.outputs, *read))]
 
 
 def splits(

@@ -8,7 +8,7 @@ from typing import Any
 from cuagent.expert.attention.kernel import Scored
 from cuagent.expert.graph.graph import Kind, Node
 from cuagent.expert.graph.lowering import Lowering, dtype_of, operand, rule, shape_of
-from cuagent.expert.rules.queries import in_traced_order
+from cuagent.expert.rules.queries import with_heads_inside
 
 NAMES = ("is_causal", "scale", "enable_gqa")
 
@@ -17,7 +17,7 @@ NAMES = ("is_causal", "scale", "enable_gqa")
 def attention(low: Lowering, fx: Any) -> str | None:
     args = tuple(str(operand(low, arg)) for arg in fx.args)
     if fx.kwargs.get("heads_inside"):
-        args = (in_traced_order(low, fx.args[0]) or args[0], *args[1:])
+        args = (with_heads_inside(low, fx.args[0]) or args[0], *args[1:])
     words = [f"{{{k}}}" for k in range(len(args))]
     if len(words) > 3:
         words[3] = f"attn_mask={words[3]}"

@@ -301,15 +301,30 @@ def identity(low: Lowering, fx: Any) -> str | None:
     if isinstance(x, str) and _keeps_layout(low, fx, x):
         return x
     same = cast or dtype_of(fx) == dtype_of(fx.args[0])
-    same = same and (low.layouts or fx.meta["val"].is_contiguous())
+    # A kernel writes its result contiguously, also where torch's result would be permuted.
+    computed = isinstance(x, str) and low.by_name[x].kind in COMPUTED
+    converts = cast and dtype_of(fx) != dtype_of(fx.args[0])
+    converts = converts and (computed or _widens_for_kernels(fx))
+    same = same and (converts or low.layouts or fx.meta["val"].is_contiguous())
     eval_mode = "dropout" not in str(fx.target) or fx.args[2] is False
     if not isinstance(x, str) or not same or not eval_mode:
         return None
     if low.by_name[x].kind is Kind.STRIDED:
         return low.pointwise("cast", x, hint="", dtype=dtype_of(fx)) if floating(fx) else None
-    # A kernel writes its result contiguously, also where torch's result would be permuted.
-    computed = low.by_name[x].kind in COMPUTED
     return x if low.layouts or computed or fx.args[0].meta["val"].is_contiguous() else None
+
+
+READ_IN_PLACE = {
+    "linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "attention", "scored_attention",
+    "scaled_dot_product_attention",
+}  # fmt: skip
+"""Operators that read permuted operands of torch without a copy."""
+
+
+def _widens_for_kernels(fx: Any) -> bool:
+    """Return True for a cast to float32 that products and attentions do not read."""
+    readers = {operator_name(user) for user in fx.users}
+    return dtype_of(fx) == "float32" and not readers & READ_IN_PLACE
 
 
 NUMBERS = ("bool", "int64", "int32", "uint8")

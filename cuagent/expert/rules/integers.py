@@ -103,7 +103,7 @@ def limited(low: Lowering, fx: Any, lower: Any, upper: Any) -> str | None:
 def cast(low: Lowering, fx: Any) -> str | None:
     """Lower a conversion between integers, or of booleans to integers."""
     x = fx.args[0]
-    plain = operator_name(fx) in ("_to_copy", "to") and value_of(fx).is_contiguous()
+    plain = operator_name(fx) in ("_to_copy", "to", "type_as") and value_of(fx).is_contiguous()
     if not plain or not is_integer(fx) or dtype_of(x) == dtype_of(fx):
         return None
     found = _as(low, x, dtype_of(fx))

@@ -38,13 +38,26 @@ def scaled_dot_product_attention(low: Lowering, fx: Any) -> str | None:
     return call
 
 
-def in_traced_order(low: Lowering, fx: Any) -> str | None:
-    """Return a view of elementwise values that are computed again in their traced memory order.
+HEADS_INSIDE: Order = (0, 2, 1, 3)
+"""Order (batch, rows, heads, head size) of queries (batch, heads, rows, head size)."""
+
+
+def with_heads_inside(low: Lowering, fx: Any) -> str | None:
+    """Return a view of queries that are computed in an order in which an attention whose heads
+    are joined returns them without a copy; None as for `in_traced_order`."""
+    several = all(n > 1 for n in low.shape(str(low.values.get(fx.name)))[1:3])
+    return in_traced_order(low, fx, HEADS_INSIDE if several else ())
+
+
+def in_traced_order(low: Lowering, fx: Any, otherwise: Order = ()) -> str | None:
+    """Return a view of elementwise values that are computed again in their traced memory order, or
+    in the order `otherwise` if they are contiguous in the trace.
 
     None if they need not be computed again: no node but their reader may use them, so that they are
     computed once.
     """
-    order, name = order_of_value(fx.meta.get("val")), low.values.get(fx.name)
+    order = order_of_value(fx.meta.get("val")) or otherwise
+    name = low.values.get(fx.name)
     readers = [user for user in fx.users if _is_live(user)]
     if low.layouts or not order or not isinstance(name, str) or len(readers) != 1:
         return None

@@ -124,6 +124,11 @@ def _changes(subject: Subject, best: Outcome, bounds: Bounds) -> Iterator[tuple[
     fused = best.candidate.library or best.candidate.library_attention
     if subject.device == "cuda" and fused and not options.own_attention:
         yield replace(options, own_attention=True), "compute attention by a kernel of our own"
+    if products := best.candidate.half_products:
+        yield (
+            replace(options, keep=options.keep | products),
+            "compute half-precision products by the library, and what follows by other kernels",
+        )
     if best.candidate.has_products:
         for rank in (1, 2):
             yield replace(options, tiles=rank), "use other tiles for the products"
