@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import test_depthwise as depthwise  # type: ignore[import-not-found]
+import test_empty_parts as empty_parts  # type: ignore[import-not-found]
 import test_gathers as gathers  # type: ignore[import-not-found]
 import test_labels as labels  # type: ignore[import-not-found]
 import test_layouts as layouts  # type: ignore[import-not-found]
@@ -58,6 +59,9 @@ TASKS = {
     ),
     "few centred columns": reductions.text_of("return x - y.mean(0, keepdim=True)", "3000, 5"),
     "few centred rows": reductions.text_of("return x - y.mean(1, keepdim=True)", "65, 65539"),
+    "rotary heads with an empty rest": empty_parts.HEADS.format(
+        body=empty_parts.BODIES["empty rest of the heads"]
+    ).replace(".bfloat16()", ""),
     "extremes": reductions.text_of("v, i = (x * 2).max(1); return v + 1, i", "9, 70, 65"),
 }
 
