@@ -41,6 +41,7 @@ from cuagent.expert.families import ANCHORS
 from cuagent.expert.free_casts import is_free, read_before_widening
 from cuagent.expert.gains import may_gain
 from cuagent.expert.graph.graph import Graph, Kind
+from cuagent.expert.graph.copied_slices import slice_before_copies
 from cuagent.expert.graph.layouts import with_layouts
 from cuagent.expert.graph.readers import wanted_orders
 from cuagent.expert.graph.reshapes import operate_before_reshapes
@@ -198,6 +199,8 @@ def _rewritten(
     target = subject.target
     graph = rewrite(graph, fold=options.fold, merge=options.merge)
     graph = without_places(graph, kept)
+    if target.device == "cuda":
+        graph = slice_before_copies(graph)
     own = options.products and options.convolutions in ("own", "every")
     if options.fold:
         graph = average_before_convolutions(graph)

@@ -249,9 +249,10 @@ class _Layouts:
         return replace(node, args=args)
 
     def _join(self, node: Node) -> tuple[str, Order]:
-        """Add a concatenation in the order of its largest argument."""
+        """Add a concatenation in the order that its readers need, or that of its largest
+        argument."""
         largest = max(node.inputs, key=lambda name: self.graph.node(name).size)
-        order, (dim,) = self.known[largest][1], node.dims
+        order, (dim,) = self.wanted.get(node.name, self.known[largest][1]), node.dims
         args = tuple(self._to(name, order) for name in node.inputs)
         to = order.index(dim) if order else dim
         op = node.op.replace(f"), {dim})", f"), {to})")

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 
-from cuagent.expert.graph.graph import Graph, Kind, Node, contiguous_strides, reshaped
-from cuagent.expert.graph.orders import CHANNELS_LAST, Order, inverse, order_of, permuted
+from cuagent.expert.graph.graph import JOIN, Graph, Kind, Node, contiguous_strides, reshaped
+from cuagent.expert.graph.orders import CHANNELS_LAST, Order, by_stride, inverse, order_of, permuted
 
 LONGEST_ROW = 1024
 """Largest number of elements of a reduced row that a kernel reads in another order: a block keeps
@@ -29,11 +30,14 @@ def wanted_orders(graph: Graph) -> dict[str, Order]:
     for name, order in zip(graph.outputs, orders, strict=True):
         _want(graph, graph.node(name), order, found)
     for node in reversed(graph.nodes):
-        if node.kind is Kind.LIBRARY:
-            for name, order in _needs(node):
-                _want(graph, graph.node(name), order, found)
         needs = found.get(node.name, set())
         (order, *others) = needs or {None}
+        if node.kind is Kind.LIBRARY:
+            join = node.op.startswith(JOIN) and bool(node.dims)
+            if join and order is not None and not others:
+                wanted[node.name] = order
+            for name, needed in _joined(node, wanted) if join else _needs(node):
+                _want(graph, graph.node(name), needed, found)
         if node.kind is Kind.POINTWISE and order is not None and not others:
             wanted[node.name] = order
             for name in _whole(graph, node):
@@ -50,6 +54,12 @@ def _needs(node: Node) -> Iterator[tuple[str, Order | None]]:
         yield str(node.args[0]), CHANNELS_LAST if node.order == CHANNELS_LAST else None
 
 
+def _joined(node: Node, wanted: Mapping[str, Order]) -> Iterator[tuple[str, Order | None]]:
+    """Yield the arguments of a concatenation, with the order in which it is to be stored."""
+    if node.name in wanted:
+        yield from ((name, wanted[node.name]) for name in node.inputs)
+
+
 def _whole(graph: Graph, node: Node) -> list[str]:
     return [a for a in node.inputs if graph.node(a).shape == node.shape]
 
@@ -62,22 +72,32 @@ def _want(
     if order is None:
         found.setdefault(graph.owner(node.name), set()).add(None)
         return
-    for name, needed in _owners(graph, node, order):
+    for name, needed in _owners(graph, node, order, near=True):
         found.setdefault(name, set()).add(needed)
 
 
-def _owners(graph: Graph, node: Node, order: Order) -> list[tuple[str, Order]]:
+def _owners(
+    graph: Graph, node: Node, order: Order, *, near: bool = False
+) -> list[tuple[str, Order]]:
     """Return the value that `node` views, and its order if the node's order is `order`; nothing if
-    it has no such order."""
+    it has no such order.
+
+    With `near` the order may differ inside the dimensions that a reshape of the value makes of one:
+    a channel shuffle reads channels of channels-last images in another order.
+    """
     strides: Sequence[int] | None = permuted(
         contiguous_strides(permuted(node.shape, order)), inverse(order)
     )
-    while node.kind in (Kind.VIEW, Kind.STRIDED):
+    while node.kind in (Kind.VIEW, Kind.STRIDED) or (near and node.kind is Kind.WINDOW):
         base = graph.node(node.inputs[0])
-        if node.kind is Kind.VIEW:
-            strides = reshaped(node.shape, tuple(strides), base.shape)
+        if node.kind is Kind.WINDOW:
+            inner = by_stride(node.shape, strides)
+            strides = permuted(contiguous_strides(permuted(base.shape, inner)), inverse(inner))
+        elif node.kind is Kind.VIEW:
+            exact = reshaped(node.shape, tuple(strides), base.shape)
+            strides = _near_strides(node, strides, base) if exact is None and near else exact
         else:
-            strides = _before_permutation(node, base, strides)
+            strides = _before_slice(node, base, strides)
         if strides is None:
             return []
         node = base
@@ -85,15 +105,38 @@ def _owners(graph: Graph, node: Node, order: Order) -> list[tuple[str, Order]]:
     return [] if found is None else [(node.name, found)]
 
 
-def _before_permutation(node: Node, base: Node, strides: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the strides of `base` if its permuted view `node` has `strides`; None if the node is
-    no permuted view of the whole value."""
-    if node.size != base.size or node.offset:
+def _near_strides(node: Node, strides: Sequence[int], base: Node) -> tuple[int, ...] | None:
+    """Return the strides of `base` in the order of the dimensions of `node`, each of which is a
+    part of one dimension of `base`; None if these parts are not adjacent in memory."""
+    owners, dim = [], 0
+    for d, n in enumerate(node.shape):
+        while math.prod(node.shape[:d]) >= math.prod(base.shape[: dim + 1]) and n > 1:
+            dim += 1
+        if n > 1 and math.prod(node.shape[: d + 1]) > math.prod(base.shape[: dim + 1]):
+            return None
+        owners.append(dim)
+    inner = [d for d, n in enumerate(node.shape) if n > 1]
+    outermost = sorted(inner, key=lambda d: -strides[d])
+    blocks = [dim for dim, _ in groupby(owners[d] for d in outermost)]
+    if len(set(blocks)) < len(blocks):
         return None
-    sides = {(s, n): to for s, n, to in zip(node.strides, node.shape, strides, strict=True)}
+    order = (*(d for d in range(len(base.shape)) if d not in blocks), *blocks)
+    return permuted(contiguous_strides(permuted(base.shape, order)), inverse(order))
+
+
+def _before_slice(node: Node, base: Node, strides: Sequence[int]) -> tuple[int, ...] | None:
+    """Return the strides of `base` in the order of dimensions in which its slice or permuted view
+    `node` has `strides`; None if a dimension of `node` is not one of `base`."""
     steps = zip(contiguous_strides(base.shape), base.shape, strict=True)
-    found = [0 if n == 1 else sides.get((s, n)) for s, n in steps]
-    return None if None in found else tuple(s for s in found if s is not None)
+    dims = {step: d for d, (step, n) in enumerate(steps) if n > 1}
+    sides = zip(node.strides, node.shape, strides, strict=True)
+    moved = [(to, dims.get(s)) for s, n, to in sides if n > 1]
+    found = [d for _, d in sorted(moved, key=lambda side: -side[0])]
+    inner = [d for d in found if d is not None]
+    if len(set(inner)) < len(found) or set(inner) != set(dims.values()):
+        return None
+    order = (*(d for d, n in enumerate(base.shape) if n == 1), *inner)
+    return permuted(contiguous_strides(permuted(base.shape, order)), inverse(order))
 
 
 def _possible(graph: Graph, wanted: dict[str, Order]) -> dict[str, Order]:
@@ -116,9 +159,20 @@ def _is_possible(graph: Graph, name: str, wanted: Mapping[str, Order]) -> bool:
         owner = graph.node(graph.owner(arg))
         inside = owner.kind is Kind.POINTWISE and owner.name not in graph.outputs
         inside = inside and all(u.kind in INSIDE_KERNELS for u in users[owner.name])
+        inside = inside and not _is_slice(graph, read)
         if inside and [(owner.name, wanted.get(owner.name))] != _owners(graph, read, order):
             return False
     return True
+
+
+def _is_slice(graph: Graph, node: Node) -> bool:
+    """Return True if a node reads a part of another value, which then is in memory."""
+    while node.kind in (Kind.VIEW, Kind.STRIDED):
+        base = graph.node(node.inputs[0])
+        if node.size != base.size:
+            return True
+        node = base
+    return node.kind is Kind.WINDOW
 
 
 def _is_row(reduction: Node, read: Node, order: Order) -> bool:
