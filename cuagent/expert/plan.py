@@ -13,6 +13,7 @@ from cuagent.expert.anchored.cluster import clusters
 from cuagent.expert.attention.heads import with_heads_inside
 from cuagent.expert.attention.kernel import with_kernels
 from cuagent.expert.attention.rewrite import Own, with_attention
+from cuagent.expert.attention.slices import read_slices
 from cuagent.expert.attention.unfused import with_expanded
 from cuagent.expert.calls import group_call, rebased_call, triton_call
 from cuagent.expert.capture.complex_pairs import with_pairs
@@ -231,6 +232,8 @@ def _rewritten(
     graph = read_before_widening(graph)
     graph = with_layouts(graph, wanted_orders(graph) if target.device == "cuda" else None)
     graph = operate_before_reshapes(graph, ANCHORS)
+    if target.device == "cuda":
+        graph = read_slices(graph)
     return store_moved_parameters(graph, target.device)
 
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from cuagent.expert.graph.graph import Graph, Kind, Node, contiguous_strides, reshaped
+from cuagent.expert.graph.layouts import OWN
 from cuagent.expert.graph.orders import CHANNELS_LAST, Order, inverse, order_of, permuted
 
 LONGEST_ROW = 1024
@@ -22,32 +23,43 @@ INSIDE_KERNELS = (Kind.POINTWISE, Kind.REDUCE, Kind.VIEW, Kind.STRIDED)
 
 def wanted_orders(graph: Graph) -> dict[str, Order]:
     """Return the order in which elementwise nodes are to be stored, where all readers that need an
-    order need the same one, and one kernel can compute the node in it."""
+    order need the same one, and one kernel can compute the node in it.
+
+    The order of an output holds for values that only this output's kernel reads.
+    """
     wanted: dict[str, Order] = {}
     found = dict[str, set[Order | None]]()
+    users, read = graph.users(), set[str]()
     orders = graph.orders or ((),) * len(graph.outputs)
     for name, order in zip(graph.outputs, orders, strict=True):
         _want(graph, graph.node(name), order, found)
     for node in reversed(graph.nodes):
-        if node.kind is Kind.LIBRARY:
-            for name, order in _needs(node):
-                _want(graph, graph.node(name), order, found)
-        needs = found.get(node.name, set())
-        (order, *others) = needs or {None}
-        if node.kind is Kind.POINTWISE and order is not None and not others:
-            wanted[node.name] = order
-            for name in _whole(graph, node):
+        for name, needed in _needs(node):
+            read |= _want(graph, graph.node(name), needed, found)
+        (order, *others) = found.get(node.name, {None})
+        if node.kind is not Kind.POINTWISE or order is None or others:
+            continue
+        wanted[node.name] = order
+        for name in _whole(graph, node):
+            if node.name in read:
+                read |= _want(graph, graph.node(name), order, found)
+            elif len(users[name]) == 1:
                 _want(graph, graph.node(name), order, found)
     return _possible(graph, wanted)
 
 
 def _needs(node: Node) -> Iterator[tuple[str, Order | None]]:
-    """Yield the arguments that a call of the library would copy in another order, and this order;
-    None for the argument of a convolution whose result follows it."""
-    if node.op.startswith("F.linear("):
+    """Yield the arguments that a node would copy in another order, or read more slowly, and the
+    order; None for arguments whose order the result follows, or that should keep their own."""
+    if node.kind in INSIDE_KERNELS:
+        return
+    calls = (f"{start}F.conv2d(" for start in ("", OWN))
+    if node.kind is Kind.LIBRARY and node.op.startswith("F.linear("):
         yield str(node.args[0]), ()
-    elif node.op.startswith("F.conv"):
-        yield str(node.args[0]), CHANNELS_LAST if node.order == CHANNELS_LAST else None
+    elif node.op.startswith(tuple(calls)) and node.order == CHANNELS_LAST:
+        yield str(node.args[0]), CHANNELS_LAST
+    else:
+        yield from ((name, None) for name in node.inputs)
 
 
 def _whole(graph: Graph, node: Node) -> list[str]:
@@ -56,14 +68,14 @@ def _whole(graph: Graph, node: Node) -> list[str]:
 
 def _want(
     graph: Graph, node: Node, order: Order | None, found: dict[str, set[Order | None]]
-) -> None:
-    """Add the order of `node` that a reader needs, to the value whose memory the node views; None
-    if it needs the order that the value has."""
-    if order is None:
-        found.setdefault(graph.owner(node.name), set()).add(None)
-        return
-    for name, needed in _owners(graph, node, order):
+) -> set[str]:
+    """Add the order of `node` that a reader needs, to the value whose memory the node views, and
+    return this value's name; None is any order."""
+    owner = (graph.owner(node.name), None)
+    pairs = [owner] if order is None else _owners(graph, node, order)
+    for name, needed in pairs:
         found.setdefault(name, set()).add(needed)
+    return {name for name, _ in pairs}
 
 
 def _owners(graph: Graph, node: Node, order: Order) -> list[tuple[str, Order]]:
