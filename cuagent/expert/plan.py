@@ -13,6 +13,7 @@ from cuagent.expert.anchored.cluster import clusters
 from cuagent.expert.attention.heads import with_heads_inside
 from cuagent.expert.attention.kernel import with_kernels
 from cuagent.expert.attention.rewrite import Own, with_attention
+from cuagent.expert.attention.slices import read_slices
 from cuagent.expert.attention.unfused import with_expanded
 from cuagent.expert.calls import group_call, rebased_call, triton_call
 from cuagent.expert.capture.complex_pairs import with_pairs
@@ -40,8 +41,8 @@ from cuagent.expert.einsums.match import with_einsums
 from cuagent.expert.families import ANCHORS
 from cuagent.expert.free_casts import is_free, read_before_widening
 from cuagent.expert.gains import may_gain
-from cuagent.expert.graph.graph import Graph, Kind
 from cuagent.expert.graph.copied_slices import slice_before_copies
+from cuagent.expert.graph.graph import Graph, Kind
 from cuagent.expert.graph.layouts import with_layouts
 from cuagent.expert.graph.readers import wanted_orders
 from cuagent.expert.graph.reshapes import operate_before_reshapes
@@ -235,6 +236,8 @@ def _rewritten(
     graph = read_before_widening(graph)
     graph = with_layouts(graph, wanted_orders(graph) if target.device == "cuda" else None)
     graph = operate_before_reshapes(graph, ANCHORS)
+    if target.device == "cuda":
+        graph = read_slices(graph)
     return store_moved_parameters(graph, target.device)
 
 

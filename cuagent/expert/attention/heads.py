@@ -1,6 +1,9 @@
 """Let calls of the library's attention return their result with the heads inside of the rows, where
 the next operators join the heads.
 
+Attentions of images join the heads to channels, and have the rows, which are places, innermost. In
+channels-last layout this is the same order of memory.
+
 The memory order of a result depends on the backend that torch chooses on a GPU: it is (batch, rows,
 heads, head size), or the order of the queries. The trace may say otherwise. The call is therefore
 written together with the exchange of rows and heads, and copies only a result in another order.
@@ -8,12 +11,14 @@ written together with the exchange of rows and heads, and copies only a result i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from cuagent.expert.attention.masks import Mask, of_one_sample
+from cuagent.expert.attention.operators import attention
 from cuagent.expert.attention.products import BatchedProduct, Operand
 from cuagent.expert.attention.repeats import RANK
-from cuagent.expert.attention.replacement import Match, replace_match, transposes
+from cuagent.expert.attention.replacement import Match, replace_match, transposes, turns_heads
 from cuagent.expert.attention.scores import Scores
 from cuagent.expert.capture.editing import Edit, called
 from cuagent.expert.capture.export import Captured
@@ -38,7 +43,10 @@ def with_heads_inside(captured: Captured) -> Captured:
         return captured
     edit, done = Edit(captured), False
     for node in edit.nodes:
-        if called(node) != CALL or not _is_plain(node) or not transposes(edit, node, RANK):
+        if called(node) != CALL or not _is_plain(node):
+            continue
+        turned = turns_heads(edit, node)
+        if not turned and not transposes(edit, node, RANK):
             continue
         query, key, value = node.args[:3]
         edit.graph.inserting_before(node)
@@ -46,10 +54,28 @@ def with_heads_inside(captured: Captured) -> Captured:
         options = {k: v for k, v in node.kwargs.items() if k in NAMES and v is not None}
         if argument(node, 5, "is_causal", False):
             options["is_causal"] = True
+        if turned:
+            tensors = [query, key, value, *([] if mask is None else [mask])]
+            _write_turned(edit, tensors, options, turned)
+            done = True
+            continue
         match = match_of_call(node, query, key, value)
         replace_match(edit, match, (query, key, value), Mask(mask), options)
         done = True
     return edit.result() if done else captured
+
+
+def _write_turned(
+    edit: Edit, tensors: Sequence[Any], options: dict[str, Any], readers: Sequence[Any]
+) -> None:
+    """Add a call with the heads inside of the rows, and let the readers of `readers`, which have
+    the rows innermost, read a view of its result."""
+    import torch
+
+    result = edit.call(attention, tensors, {**options, "heads_inside": True})
+    view = edit.call(torch.ops.aten.permute.default, (result, [0, 2, 3, 1]))
+    for reader in readers:
+        edit.replace(reader, view)
 
 
 def _small(edit: Edit, mask: Any) -> Any:

@@ -102,6 +102,20 @@ def transposes(edit: Edit, node: Any, rank: int) -> list[Any]:
     return readers if settled and node not in edit.outputs else []
 
 
+def turns_heads(edit: Edit, node: Any) -> list[Any]:
+    """Return the readers of an attention if each of them exchanges its rows with the elements of
+    the heads, as attentions of images do; else an empty list, also where `transposes` does."""
+    readers, rank = list(node.users), len(node.meta["val"].shape)
+    order = [*range(rank - 2), rank - 1, rank - 2]
+    turns = all(
+        (called(r) == "transpose" and {d % rank for d in r.args[1:3]} == {rank - 2, rank - 1})
+        or (called(r) == "permute" and [d % rank for d in r.args[1]] == order)
+        for r in readers
+    )
+    settled = turns and all(_layout_is_free(edit, reader) for reader in readers)
+    return readers if settled and node not in edit.outputs else []
+
+
 def _layout_is_free(edit: Edit, node: Any) -> bool:
     """Return True if the memory layout of a node's tensor has no effect on the layout of forward's
     results.

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cuagent.expert.graph.graph import JOIN, Graph, Kind, Node, Shape, contiguous_strides
+from cuagent.expert.graph.orders import permuted
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,9 @@ def slice_before_copies(graph: Graph) -> Graph:
         for read, cut in _cuts(graph, node, users).items():
             source = graph.node(node.inputs[0])
             parts = _parts(graph, source, cut)
-            new = [] if parts is None else _choice(graph, node, read, cut, parts, names)
-            if parts is None:
+            if parts is not None:
+                new = _choice(node, read, cut, parts, names)
+            else:
                 cut_source = _cut_source(source, _unused(f"{read}_source", names), cut)
                 args, shape = (cut_source.name,), _cut_shape(node.shape, cut)
                 copied = replace(node, name=_unused(f"{read}_copy", names), args=args, shape=shape)
@@ -142,8 +144,8 @@ def _parts(graph: Graph, source: Node, cut: _Cut) -> _Parts | None:
     split = next((d for d in places if math.prod(view.shape[:d]) == outer), None)
     equal = len({graph.node(name).shape for name in join.inputs}) == 1
     steps = contiguous_strides(view.shape)
-    permuted = sorted(source.strides, reverse=True) == list(steps) and min(view.shape) > 1
-    if split is None or not equal or not permuted:
+    whole = sorted(source.strides, reverse=True) == list(steps) and min(view.shape) > 1
+    if split is None or not equal or not whole:
         return None
     order = tuple(steps.index(stride) for stride in source.strides)
     dim = order.index(split)
@@ -151,53 +153,52 @@ def _parts(graph: Graph, source: Node, cut: _Cut) -> _Parts | None:
     return _Parts(join.inputs, shape, order, dim) if dim != cut.dim else None
 
 
-def _choice(
-    graph: Graph, copy: Node, read: str, cut: _Cut, parts: _Parts, names: set[str]
-) -> list[Node]:
+def _choice(copy: Node, read: str, cut: _Cut, parts: _Parts, names: set[str]) -> list[Node]:
     """Return the nodes that compute a slice of a copy from the parts of a concatenation: a choice
     by the index along one dimension. The last node has the result."""
     shape = _cut_shape(copy.shape, cut)
-    whole = replace(copy, shape=shape)
-    steps = contiguous_strides(parts.shape)
-    nodes, windows = list[Node](), list[str]()
-    for k, name in enumerate(parts.names):
-        view = replace(
-            copy, name=_unused(f"{read}_part{k}", names), kind=Kind.VIEW, op="view", args=(name,),
-            shape=parts.shape,
-        )  # fmt: skip
-        moved = replace(
-            view,
-            name=_unused(f"{read}_source{k}", names),
-            kind=Kind.STRIDED,
-            op=f"{{0}}.permute({list(parts.order)})",
-            args=(view.name,),
-            shape=tuple(parts.shape[d] for d in parts.order),
-            strides=tuple(steps[d] for d in parts.order),
-            contiguous=False,
-        )
-        slice_ = _cut_source(moved, moved.name, cut)
-        range_ = {"dims": (parts.dim,), "window": (k, k + 1)}
+    inner = tuple(n if d == parts.dim else 1 for d, n in enumerate(shape))
+    whole = replace(copy, shape=shape, dims=(parts.dim,))
+    nodes, windows = list[Node](), list[Node]()
+    for k, part in enumerate(parts.names):
+        nodes += _cut_part(copy, part, k, read, cut, parts, names)
+        name = _unused(f"{read}_window{k}", names)
         window = replace(
-            whole, name=_unused(f"{read}_window{k}", names), kind=Kind.WINDOW, op="window",
-            args=(slice_.name,), **range_,
+            whole, name=name, kind=Kind.WINDOW, op="window", args=(nodes[-1].name,),
+            window=(k, k + 1),
         )  # fmt: skip
-        nodes += [view, slice_, window]
-        windows.append(window.name)
-        if k + 1 < len(parts.names):
-            extents = tuple(n if d == parts.dim else 1 for d, n in enumerate(shape))
-            nodes.append(
-                replace(
-                    whole, name=_unused(f"{read}_inside{k}", names), kind=Kind.INSIDE, op="inside",
-                    args=(), shape=extents, dtype="bool", **range_,
-                )
-            )  # fmt: skip
-    value = windows[-1]
-    for k in reversed(range(len(windows) - 1)):
-        name = _unused(f"{read}_copy", names)
-        inside = next(n.name for n in nodes if n.kind is Kind.INSIDE and n.window == (k, k + 1))
-        nodes.append(replace(whole, name=name, op="where", args=(inside, windows[k], value)))
-        value = name
+        nodes.append(window)
+        windows.append(window)
+    value = windows.pop().name
+    for window in reversed(windows):
+        name = _unused(f"{read}_inside", names)
+        inside = replace(
+            window, name=name, kind=Kind.INSIDE, op="inside", args=(), shape=inner, dtype="bool"
+        )
+        args = (inside.name, window.name, value)
+        value = _unused(f"{read}_copy", names)
+        nodes += [inside, replace(copy, name=value, op="where", args=args, shape=shape)]
     return nodes
+
+
+def _cut_part(
+    copy: Node, part: str, number: int, read: str, cut: _Cut, parts: _Parts, names: set[str]
+) -> list[Node]:
+    """Return the nodes that read the slice of one value of a concatenation."""
+    view = replace(
+        copy, name=_unused(f"{read}_part{number}", names), kind=Kind.VIEW, op="view",
+        args=(part,), shape=parts.shape,
+    )  # fmt: skip
+    moved = replace(
+        view,
+        kind=Kind.STRIDED,
+        op=f"{{0}}.permute({list(parts.order)})",
+        args=(view.name,),
+        shape=permuted(parts.shape, parts.order),
+        strides=permuted(contiguous_strides(parts.shape), parts.order),
+        contiguous=False,
+    )
+    return [view, _cut_source(moved, _unused(f"{read}_source{number}", names), cut)]
 
 
 def _unused(name: str, names: set[str]) -> str:

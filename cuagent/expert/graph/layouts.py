@@ -46,6 +46,8 @@ READ_IN_PLACE = (Kind.WINDOW, Kind.GATHER, Kind.TAKE)
 them."""
 NEW_MEMORY = ("F.linear(", "torch.matmul(", "torch.mm(", "torch.bmm(", "torch.addmm(")
 """Start of the text of calls whose results are always contiguous."""
+COPIES = ("clone", "contiguous")
+"""Starts of the names of captured operators that only copy."""
 FOLLOWING = (Kind.SCAN, Kind.POOL, Kind.RESAMPLE)
 """Kinds of nodes whose result takes the order of their only argument; `dims` are renumbered."""
 
@@ -329,8 +331,20 @@ class _Layouts:
         if order and self._is_smaller(node, sizes[order]):
             order = ()
         order = self.wanted.get(node.name, order)
+        if self._is_same(node, order):
+            return self.known[str(node.args[0])]
         args = tuple(self._broadcast(a, order, rank) for a in node.args)
         return self._add(replace(node, args=args, shape=permuted(node.shape, order))), order
+
+    def _is_same(self, node: Node, order: Order) -> bool:
+        """Return True for a copy of a call's result that would equal it also in memory."""
+        if node.op != "cast" or not node.inputs or not node.origin.startswith(COPIES):
+            return False
+        found, current = self.known[node.inputs[0]]
+        source, given = self.by_name[found], self.graph.node(node.inputs[0])
+        same = (source.dtype, given.shape, current) == (node.dtype, node.shape, order)
+        returned = {self.graph.owner(name) for name in self.graph.outputs}
+        return same and source.kind is Kind.LIBRARY and node.name not in returned
 
     def _is_smaller(self, node: Node, size: int) -> bool:
         """Return True if a contiguous argument has more elements than `size`.

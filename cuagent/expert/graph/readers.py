@@ -12,7 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from cuagent.expert.graph.graph import JOIN, Graph, Kind, Node, contiguous_strides, reshaped
-from cuagent.expert.graph.orders import CHANNELS_LAST, Order, by_stride, inverse, order_of, permuted
+from cuagent.expert.graph.layouts import OWN
+from cuagent.expert.graph.orders import (
+    CHANNELS_LAST,
+    Order,
+    by_stride,
+    inverse,
+    order_of,
+    permuted,
+)
 
 LONGEST_ROW = 1024
 """Largest number of elements of a reduced row that a kernel reads in another order: a block keeps
@@ -23,41 +31,46 @@ INSIDE_KERNELS = (Kind.POINTWISE, Kind.REDUCE, Kind.VIEW, Kind.STRIDED)
 
 def wanted_orders(graph: Graph) -> dict[str, Order]:
     """Return the order in which elementwise nodes are to be stored, where all readers that need an
-    order need the same one, and one kernel can compute the node in it."""
+    order need the same one, and one kernel can compute the node in it.
+
+    The order of an output holds for values that only this output's kernel reads.
+    """
     wanted: dict[str, Order] = {}
     found = dict[str, set[Order | None]]()
+    users, read = graph.users(), set[str]()
     orders = graph.orders or ((),) * len(graph.outputs)
     for name, order in zip(graph.outputs, orders, strict=True):
         _want(graph, graph.node(name), order, found)
     for node in reversed(graph.nodes):
-        needs = found.get(node.name, set())
-        (order, *others) = needs or {None}
-        if node.kind is Kind.LIBRARY:
-            join = node.op.startswith(JOIN) and bool(node.dims)
-            if join and order is not None and not others:
-                wanted[node.name] = order
-            for name, needed in _joined(node, wanted) if join else _needs(node):
-                _want(graph, graph.node(name), needed, found)
-        if node.kind is Kind.POINTWISE and order is not None and not others:
+        (needed, *others) = found.get(node.name, {None})
+        order = None if others else needed
+        if order is not None and node.op.startswith(JOIN) and node.dims:
             wanted[node.name] = order
-            for name in _whole(graph, node):
+        for name, for_it in _needs(node, wanted):
+            read |= _want(graph, graph.node(name), for_it, found)
+        if node.kind is not Kind.POINTWISE or order is None:
+            continue
+        wanted[node.name] = order
+        for name in _whole(graph, node):
+            if node.name in read:
+                read |= _want(graph, graph.node(name), order, found)
+            elif len(users[name]) == 1:
                 _want(graph, graph.node(name), order, found)
     return _possible(graph, wanted)
 
 
-def _needs(node: Node) -> Iterator[tuple[str, Order | None]]:
-    """Yield the arguments that a call of the library would copy in another order, and this order;
-    None for the argument of a convolution whose result follows it."""
-    if node.op.startswith("F.linear("):
+def _needs(node: Node, wanted: Mapping[str, Order]) -> Iterator[tuple[str, Order | None]]:
+    """Yield the arguments that a node would copy in another order, or read more slowly, and the
+    order; None for arguments whose order the result follows, or that should keep their own."""
+    if node.kind in (*INSIDE_KERNELS, Kind.WINDOW):
+        return
+    calls = (f"{start}F.conv2d(" for start in ("", OWN))
+    if node.kind is Kind.LIBRARY and node.op.startswith("F.linear("):
         yield str(node.args[0]), ()
-    elif node.op.startswith("F.conv"):
-        yield str(node.args[0]), CHANNELS_LAST if node.order == CHANNELS_LAST else None
-
-
-def _joined(node: Node, wanted: Mapping[str, Order]) -> Iterator[tuple[str, Order | None]]:
-    """Yield the arguments of a concatenation, with the order in which it is to be stored."""
-    if node.name in wanted:
-        yield from ((name, wanted[node.name]) for name in node.inputs)
+    elif node.op.startswith(tuple(calls)) and node.order == CHANNELS_LAST:
+        yield str(node.args[0]), CHANNELS_LAST
+    else:  # The parts of a concatenation have its order.
+        yield from ((name, wanted.get(node.name)) for name in node.inputs)
 
 
 def _whole(graph: Graph, node: Node) -> list[str]:
@@ -66,14 +79,14 @@ def _whole(graph: Graph, node: Node) -> list[str]:
 
 def _want(
     graph: Graph, node: Node, order: Order | None, found: dict[str, set[Order | None]]
-) -> None:
-    """Add the order of `node` that a reader needs, to the value whose memory the node views; None
-    if it needs the order that the value has."""
-    if order is None:
-        found.setdefault(graph.owner(node.name), set()).add(None)
-        return
-    for name, needed in _owners(graph, node, order, near=True):
+) -> set[str]:
+    """Add the order of `node` that a reader needs, to the value whose memory the node views, and
+    return this value's name; None is any order."""
+    owner = (graph.owner(node.name), None)
+    pairs = [owner] if order is None else _owners(graph, node, order, near=True)
+    for name, needed in pairs:
         found.setdefault(name, set()).add(needed)
+    return {name for name, _ in pairs}
 
 
 def _owners(
@@ -85,24 +98,29 @@ def _owners(
     With `near` the order may differ inside the dimensions that a reshape of the value makes of one:
     a channel shuffle reads channels of channels-last images in another order.
     """
-    strides: Sequence[int] | None = permuted(
-        contiguous_strides(permuted(node.shape, order)), inverse(order)
-    )
+    strides = permuted(contiguous_strides(permuted(node.shape, order)), inverse(order))
     while node.kind in (Kind.VIEW, Kind.STRIDED) or (near and node.kind is Kind.WINDOW):
         base = graph.node(node.inputs[0])
-        if node.kind is Kind.WINDOW:
-            inner = by_stride(node.shape, strides)
-            strides = permuted(contiguous_strides(permuted(base.shape, inner)), inverse(inner))
-        elif node.kind is Kind.VIEW:
-            exact = reshaped(node.shape, tuple(strides), base.shape)
-            strides = _near_strides(node, strides, base) if exact is None and near else exact
-        else:
-            strides = _before_slice(node, base, strides)
-        if strides is None:
+        before = _strides_before(node, base, strides, near=near)
+        if before is None:
             return []
-        node = base
+        node, strides = base, before
     found = order_of(node.shape, strides)
     return [] if found is None else [(node.name, found)]
+
+
+def _strides_before(
+    node: Node, base: Node, strides: tuple[int, ...], *, near: bool
+) -> tuple[int, ...] | None:
+    """Return the strides that `base` has if `node`, which reads it, has `strides`; None if there
+    are none."""
+    if node.kind is Kind.WINDOW:
+        inner = by_stride(node.shape, strides)
+        return permuted(contiguous_strides(permuted(base.shape, inner)), inverse(inner))
+    if node.kind is Kind.STRIDED:
+        return _before_slice(node, base, strides)
+    exact = reshaped(node.shape, strides, base.shape)
+    return _near_strides(node, strides, base) if exact is None and near else exact
 
 
 def _near_strides(node: Node, strides: Sequence[int], base: Node) -> tuple[int, ...] | None:
