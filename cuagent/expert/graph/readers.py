@@ -43,19 +43,19 @@ def wanted_orders(graph: Graph) -> dict[str, Order]:
         _want(graph, graph.node(name), order, found)
     for node in reversed(graph.nodes):
         (needed, *others) = found.get(node.name, {None})
-        order = None if others else needed
-        if order is not None and node.op.startswith(JOIN) and node.dims:
-            wanted[node.name] = order
+        own = None if others else needed
+        if own is not None and node.op.startswith(JOIN) and node.dims:
+            wanted[node.name] = own
         for name, for_it in _needs(node, wanted):
             read |= _want(graph, graph.node(name), for_it, found)
-        if node.kind is not Kind.POINTWISE or order is None:
+        if node.kind is not Kind.POINTWISE or own is None:
             continue
-        wanted[node.name] = order
+        wanted[node.name] = own
         for name in _whole(graph, node):
             if node.name in read:
-                read |= _want(graph, graph.node(name), order, found)
+                read |= _want(graph, graph.node(name), own, found)
             elif len(users[name]) == 1:
-                _want(graph, graph.node(name), order, found)
+                _want(graph, graph.node(name), own, found)
     return _possible(graph, wanted)
 
 

@@ -115,39 +115,63 @@ class TiledMapSchedule(MapSchedule):
         self._copies(inner)
         w("__syncthreads();")
         vectors = tile.width // self.vector
-        self._tile_loop(f"{vectors} * HEIGHT", unroll="2")
+        self._tile_loop(vectors * tile.height, unroll=2)
         w(f"const {self.integer} i{inner} = first_inner + element % {vectors} * VECTOR;")
         w(f"const {self.integer} i{tile.other} = first_other + element / {vectors};")
-        w(f"if ({self._outside(inner)}) continue;")
+        w.open(f"if ({self._inside(inner, vectors * tile.height)})")
         self._element_block(self.plan.stages[0], {})
-        w.close(2)
+        w.close(3)
         count = columns * rows * math.prod(dims[k].extent for k in rest)
         self._launcher([self._launch(str(count), str(STAGED_THREADS))])
 
     def _copies(self, inner: int) -> None:
-        """Write the copies of all tiles; adjacent threads read adjacent elements of memory."""
+        """Write the copies of all tiles; adjacent threads read adjacent elements of memory.
+
+        Elements of two bytes are copied in pairs if these are aligned.
+        """
         assert self.tile is not None
         w, tile = self.w, self.tile
-        self._tile_loop("WIDTH * HEIGHT", unroll="8")
-        w(f"const {self.integer} i{inner} = first_inner + element / HEIGHT;")
-        w(f"const {self.integer} i{tile.other} = first_other + element % HEIGHT;")
-        w(f"if ({self._outside(inner)}) continue;")
+        pair = 2 if all(map(self._has_pairs, tile.accesses)) else 1
+        total = tile.width * tile.height // pair
+        self._tile_loop(total, unroll=16)
+        down = f"element % {tile.height // pair}" + (f" * {pair}" if pair > 1 else "")
+        w(f"const int row = element / {tile.height // pair}, column = {down};")
+        w(f"const {self.integer} i{inner} = first_inner + row;")
+        w(f"const {self.integer} i{tile.other} = first_other + column;")
+        w.open(f"if ({self._inside(inner, total)})")
         for access, value in zip(tile.accesses, self.tiles.values(), strict=True):
+            target = f"{_array(value)}[row * STEP + column]"
             source = f"{self._pointer(access.tensor)}[{self._index(access)}]"
-            w(f"{_array(value)}[element / HEIGHT * STEP + element % HEIGHT] = {source};")
-        w.close()
+            if pair > 1:
+                target = f"*reinterpret_cast<uint32_t*>(&{target})"
+                source = f"*reinterpret_cast<const uint32_t*>(&{source})"
+            w(f"{target} = {source};")
+        w.close(2)
 
-    def _tile_loop(self, count: str, unroll: str) -> None:
-        self.w.pragma(f"unroll {unroll}")
-        step = STAGED_THREADS
-        self.w.open(f"for (int element = threadIdx.x; element < {count}; element += {step})")
-
-    def _outside(self, inner: int) -> str:
-        """Return the C++ condition that the element is beyond the end of the tensor."""
+    def _has_pairs(self, access: Access) -> bool:
+        """Return True if two elements of an access that are adjacent in memory are four aligned
+        bytes, and both inside of the tensor or both outside."""
         assert self.tile is not None
-        return " || ".join(
-            f"i{k} >= {self.nest.dimensions[k].extent}" for k in (inner, self.tile.other)
-        )
+        steps = [s for k, s in enumerate(access.strides) if k != self.tile.other]
+        even = [*steps, access.offset, self.nest.dimensions[self.tile.other].extent]
+        return ITEM_BYTES[access.dtype] == 2 and not any(n % 2 for n in even)
+
+    def _tile_loop(self, count: int, unroll: int) -> None:
+        """Open a loop over `count` elements of a tile, of which each thread takes some."""
+        rounds = math.ceil(count / STAGED_THREADS)
+        self.w.pragma(f"unroll {min(unroll, rounds)}")
+        self.w.open(f"for (int part = 0; part < {rounds}; ++part)")
+        self.w(f"const int element = part * {STAGED_THREADS} + threadIdx.x;")
+
+    def _inside(self, inner: int, count: int) -> str:
+        """Return the C++ condition that an element is inside of the tensor and of the tile, which
+        has `count` elements."""
+        assert self.tile is not None
+        sides = ((inner, self.tile.width), (self.tile.other, self.tile.height))
+        extents = {k: self.nest.dimensions[k].extent for k, _ in sides}
+        tests = [f"i{k} < {extents[k]}" for k, side in sides if extents[k] % side]
+        tests += [f"element < {count}"] if count % STAGED_THREADS else []
+        return " && ".join(tests) or "true"
 
 
 def _array(value: str) -> str:
