@@ -34,11 +34,7 @@ def read_slices(graph: Graph) -> Graph:
 
 
 def _is_copy(graph: Graph, node: Node) -> bool:
-<<<<<<< HEAD
-    """Return True for a copy of a slice in which a head's elements are adjacent and aligned."""
-=======
     """Return True for a copy of a slice whose innermost elements are adjacent and aligned."""
->>>>>>> copies
     if node.kind is not Kind.POINTWISE or node.op != "cast" or not node.inputs:
         return False
     source = graph.node(node.inputs[0])
