@@ -186,6 +186,14 @@ def test_elementwise_work_in_channels_last_layout_is_one_loop_without_copies(mak
     assert ".contiguous()" not in made.candidate.files["model_new.py"].split("def forward")[1]
 
 
+def test_elementwise_call_of_torch_keeps_the_layout_of_its_argument(make):
+    text = text_of("layer norm of channels").replace("* 2 + x", "* 2 + F.gelu(x * 3)")
+    made = make(text, "Model", Options(keep=frozenset({"gelu"})))
+    forward = made.candidate.files["model_new.py"].rpartition("def forward")[2]
+    assert "F.gelu(mul_1)  # float32[3, 7, 9, 10]" in forward
+    assert_agrees(made)
+
+
 def test_layer_norm_over_channels_reads_adjacent_elements(make):
     made = make(text_of("layer norm of channels"), "Model")
     assert len(made.candidate.kernels) == 1

@@ -46,6 +46,9 @@ READ_IN_PLACE = (Kind.WINDOW, Kind.GATHER, Kind.TAKE)
 them."""
 NEW_MEMORY = ("F.linear(", "torch.matmul(", "torch.mm(", "torch.bmm(", "torch.addmm(")
 """Start of the text of calls whose results are always contiguous."""
+ELEMENTWISE = re.compile(r"(F\.(gelu|relu|silu|softplus)|torch\.(sigmoid|tanh|exp))\(\{0\}[^{]*\)$")
+"""Matches the text of an elementwise call of torch, whose result lies in memory as its argument
+does."""
 COPIES = ("clone", "contiguous")
 """Starts of the names of captured operators that only copy."""
 FOLLOWING = (Kind.SCAN, Kind.POOL, Kind.RESAMPLE)
@@ -262,6 +265,8 @@ class _Layouts:
         return self._add(replace(node, op=op, args=args, shape=shape, dims=(to,))), order
 
     def _given(self, node: Node) -> tuple[str, Order]:
+        if self._is_elementwise(node):
+            return self._call_in_place(node)
         follows = self._follows(node)
         node, order = self._in_order(self._with_places(node)), node.order
         if node.op == LAST_WEIGHT:
@@ -283,6 +288,22 @@ class _Layouts:
         spec = node.spec.stored_in(order) if isinstance(node.spec, Einsum) else node.spec
         stored = replace(node, op=call, shape=shape, contiguous=True, order=(), spec=spec)
         return self._add(stored), order
+
+    def _is_elementwise(self, node: Node) -> bool:
+        """Return True for an elementwise call of torch on a whole value, whose layout it keeps."""
+        if node.kind is not Kind.LIBRARY or not node.dtype or not ELEMENTWISE.match(node.op):
+            return False
+        found, _ = self.known[node.inputs[0]]
+        returned = node.name in self.graph.outputs
+        return self.by_name[found].kind is not Kind.STRIDED and not returned
+
+    def _call_in_place(self, node: Node) -> tuple[str, Order]:
+        """Add an elementwise call of torch in the order of its argument."""
+        found, order = self.known[node.inputs[0]]
+        shape, whole = permuted(node.shape, order), self.by_name[found].contiguous
+        return self._add(
+            replace(node, args=(found,), shape=shape, order=(), contiguous=whole)
+        ), order
 
     def _with_places(self, node: Node) -> Node:
         """Return a convolution of a generated kernel with copies of inputs whose spatial positions
