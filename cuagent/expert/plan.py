@@ -19,6 +19,7 @@ from cuagent.expert.calls import group_call, rebased_call, triton_call
 from cuagent.expert.capture.complex_pairs import with_pairs
 from cuagent.expert.capture.constants import constant_values
 from cuagent.expert.capture.empty_parts import without_empty_parts
+from cuagent.expert.capture.fills import with_constant_fills
 from cuagent.expert.capture.export import Captured
 from cuagent.expert.capture.row_orders import with_row_orders
 from cuagent.expert.capture.subject import Subject
@@ -160,7 +161,7 @@ def _with_library_calls(subject: Subject, options: Options, keep: frozenset[str]
     The second is as in `MethodPlan.library`. `keep` names the loops and recurrent layers that
     remain.
     """
-    captured = without_empty_parts(with_pairs(subject.captured))
+    captured = with_constant_fills(without_empty_parts(with_pairs(subject.captured)))
     found: dict[str, tuple[str, ...]] = {}
     if options.attention and options.products:
         captured, names = with_expanded(captured, subject.target)

@@ -30,6 +30,11 @@ BODIES = {
         "c, s = a.cos().to(x.dtype), a.sin().to(x.dtype); u, v = x.chunk(2, -1); "
         "return x * c + torch.cat([-v, u], -1) * s"
     ),
+    "a mask of regions": (
+        "m = x.new_zeros(6, 6); m[:3, :2] = 1; m[3:, 4:] = 2; m = m.flatten()[:6]; "
+        "d = (m[None] - m[:, None]).masked_fill(m[None] != m[:, None], -9.0); "
+        "return ((x @ x.mT) + d + x.new_full((6, 1), 0.5) * x.new_ones(6)).softmax(-1)"
+    ),
     "a mask for every row": (
         "m = torch.ones(6, 6, dtype=torch.bool).tril()[None].expand(x.shape[0], 6, 6); "
         "return (x @ x.mT).masked_fill(m, 0.0).tanh()"

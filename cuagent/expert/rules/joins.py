@@ -158,7 +158,7 @@ def _is_stored(low: Lowering, part: Any, name: str) -> bool:
     It is then stored anyway, and need not be computed twice.
     """
     others = {operator_name(user) for user in part.users}
-    return bool(others & PRODUCTS) and _cost(low, name) >= EXPENSIVE
+    return bool(others & PRODUCTS) and cost_of(low, name) >= EXPENSIVE
 
 
 def _is_read_everywhere(low: Lowering, name: str, dim: int, shape: Shape) -> bool:
@@ -174,12 +174,12 @@ def _is_read_everywhere(low: Lowering, name: str, dim: int, shape: Shape) -> boo
     return one and computed and math.prod(shape) >= LEAST_LARGE
 
 
-def _cost(low: Lowering, name: str) -> int:
+def cost_of(low: Lowering, name: str) -> int:
     """Return the cost of an element computed from stored tensors; for `where`, the dearest case."""
     node = low.by_name[name]
     if node.kind is not Kind.POINTWISE:
         return 0
-    costs = [_cost(low, arg) for arg in node.inputs]
+    costs = [cost_of(low, arg) for arg in node.inputs]
     return COST.get(node.op, 1) + (max(costs, default=0) if node.op == "where" else sum(costs))
 
 
@@ -199,7 +199,7 @@ def joined(
         ends.append((ends[-1] if ends else 0) + low.shape(part)[dim])
     starts = [0, *ends[:-1]]
     moved = [
-        (_window if in_memory else windowed)(low, part, dim, start, shape[dim])
+        (in_window if in_memory else windowed)(low, part, dim, start, shape[dim])
         for part, start, in_memory in zip(
             parts, starts, stored or [False] * len(parts), strict=True
         )
@@ -255,10 +255,10 @@ def windowed(low: Lowering, name: str, dim: int, start: int, extent: int) -> str
             node, name=low.unique_name("moved"), args=tuple(args), shape=shape, origin=low.origin
         )
         return low.add(moved)
-    return _window(low, name, dim, start, extent)
+    return in_window(low, name, dim, start, extent)
 
 
-def _window(low: Lowering, name: str, dim: int, start: int, extent: int) -> str:
+def in_window(low: Lowering, name: str, dim: int, start: int, extent: int) -> str:
     """Add `name` as a range of a longer tensor, read directly from its memory."""
     node = low.by_name[name]
     shape = (*node.shape[:dim], extent, *node.shape[dim + 1 :])

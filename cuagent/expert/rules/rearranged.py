@@ -20,8 +20,9 @@ from cuagent.expert.graph.lowering import (
     rule,
     shape_of,
 )
-from cuagent.expert.rules.joins import joined, windowed, within
-from cuagent.expert.rules.views import layout, narrowed, strided, viewed
+from cuagent.expert.rules.joins import cost_of, in_window, joined, windowed, within
+from cuagent.expert.rules.views import from_memory, layout, narrowed, strided, viewed
+from cuagent.expert.streaming.stages import EXPENSIVE
 
 
 @rule("flip")
@@ -128,8 +129,10 @@ def pad(low: Lowering, fx: Any) -> str | None:
     shape, value = shape_of(fx), x
     sides = [(len(shape) - 1 - k, pads[2 * k]) for k in range(len(pads) // 2)]
     changed = [(dim, before) for dim, before in sides if low.shape(x)[dim] != shape[dim]]
+    # Other readers need an expensive value in memory anyway.
+    stored = len(fx.args[0].users) > 1 and cost_of(low, x) >= EXPENSIVE
     for dim, before in changed:
-        value = windowed(low, value, dim, before, shape[dim])
+        value = (in_window if stored else windowed)(low, value, dim, before, shape[dim])
     for k, (dim, before) in enumerate(changed):
         inside = within(low, dim, before, before + low.shape(x)[dim], shape)
         hint = "" if k == len(changed) - 1 else "padded"
@@ -243,8 +246,11 @@ def _rolled(
     start, end and new start of each piece that was chosen so far.
     """
     if not moves:
+        # Each piece would compute an expensive value again, such as a padded image.
+        again = cost_of(low, x) * 2 ** len(pieces) >= EXPENSIVE
+        cut_out = from_memory if again else narrowed
         for dim, start, end, _ in pieces:
-            x = narrowed(low, x, dim, start, end)
+            x = cut_out(low, x, dim, start, end)
         for dim, _, _, place in pieces:
             x = windowed(low, x, dim, place, shape[dim])
         return x

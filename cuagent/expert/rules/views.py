@@ -81,6 +81,14 @@ def narrowed(low: Lowering, x: str, dim: int, start: int, end: int) -> str:
     return _sliced(low, x, dim, start, end)
 
 
+def from_memory(low: Lowering, x: str, dim: int, start: int, end: int) -> str:
+    """Return the slices `start` to `end` of a stored value along a dimension."""
+    shape, strides = layout(low, x)
+    call = f"{{0}}[{', '.join([':'] * dim + [f'{start}:{end}'])}]"
+    sizes = (*shape[:dim], end - start, *shape[dim + 1 :])
+    return strided(low, x, call, sizes, strides, start * strides[dim])
+
+
 def _widened(low: Lowering, x: str) -> str | None:
     """Return the half-precision tensor of which `x` is a copy in float32; None if it is not one.
 
