@@ -10,6 +10,7 @@ cores.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from enum import StrEnum
@@ -120,8 +121,21 @@ def arrange(graph: Graph, target: Target, keep: frozenset[str], layout: Layout) 
             nodes.append(weight)
             nodes += _without_bias(graph, node) if read and len(node.args) > 2 else [node]
         else:
+            if device == "cuda" and layout is Layout.CAPTURED and _copies_weight(graph, node):
+                weight, node = _of_network(graph, node)
+                nodes.append(weight)
             nodes += _without_bias(graph, node) if read and len(node.args) > 2 else [node]
     return replace(graph, nodes=tuple(nodes))
+
+
+def _copies_weight(graph: Graph, node: Node) -> bool:
+    """Return True if cuDNN copies the weight of a convolution in each call: the argument is in
+    channels-last layout, and the weight in another one."""
+    if node.order != CHANNELS_LAST or not node.op.startswith("F.conv2d("):
+        return False
+    weight = graph.node(str(node.args[1]))
+    moved = math.prod(weight.shape[2:]) > 1 and weight.shape[1] > 1
+    return moved and weight.kind is Kind.PARAMETER and settings_of(node)["groups"] == 1
 
 
 def _as_returned(graph: Graph, node: Node) -> Node:
