@@ -19,8 +19,8 @@ from cuagent.expert.calls import group_call, rebased_call, triton_call
 from cuagent.expert.capture.complex_pairs import with_pairs
 from cuagent.expert.capture.constants import constant_values
 from cuagent.expert.capture.empty_parts import without_empty_parts
-from cuagent.expert.capture.fills import with_constant_fills
 from cuagent.expert.capture.export import Captured
+from cuagent.expert.capture.fills import with_constant_fills
 from cuagent.expert.capture.row_orders import with_row_orders
 from cuagent.expert.capture.subject import Subject
 from cuagent.expert.chains import with_chains

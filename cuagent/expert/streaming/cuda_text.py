@@ -214,12 +214,14 @@ class CudaText(KernelText):
                     self.defined[key] = f"{word}[v]"
                     continue
                 condition = self._condition(access)
-                zero, test = (" = {}", f"if {condition} ") if condition else ("", "")
+                always, never = condition in ("", "true"), condition == "false"
+                zero, test = ("", "") if always else (" = {}", f"if {condition} ")
                 row = self._row(access) if access.row else ""
                 if access.row:
                     pointer += f" + slice_or_first({row}) * {access.row.stride}"
                 w(f"{computed_type(access.dtype)} {word}[VECTOR]{zero};")
-                w(f"{test}load_vector({pointer}, {word});")
+                if not never:
+                    w(f"{test}load_vector({pointer}, {word});")
                 if row:
                     w.pragma("unroll")
                     w(f"for (int v = 0; v < VECTOR; ++v) {word}[v] = {row} < 0 ? NAN : {word}[v];")
