@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cuagent.expert.graph.graph import FLOATS, Graph, Kind, Node
+from cuagent.expert.graph.graph import COMPUTED, FLOATS, Graph, Kind, Node
 from cuagent.expert.selections.groups import PLACES
 from cuagent.expert.streaming.group import MAX_LEAVES, Group, leaves_and_returns
 from cuagent.expert.streaming.stages import COST
@@ -22,6 +22,8 @@ The unit is an addition (`streaming.stages.COST`). The limit applies to anchors 
 several times: a pool does so in each window that contains it.
 """
 
+CHEAP = frozenset({"add", "sub", "mul", "maximum", "minimum", "neg", "abs", "relu"})
+"""Operations that a reader computes again rather than read their result."""
 COST_OF_CHOICE = 2
 """Cost, in additions, of a `where` by the index of an element in a depthwise convolution's
 argument.
@@ -86,6 +88,7 @@ class _Cluster:
         grown = not selects
         while grown:
             grown = any(self._add_consumer(u) for m in list(self.members) for u in users[m])
+        self._release()
 
     def _free(self, node: Node) -> bool:
         usable = node.kind is Kind.POINTWISE and node.name not in self.outside
@@ -126,6 +129,27 @@ class _Cluster:
         self.members.add(node.name)
         self._add_producers(node)
         return True
+
+    def _release(self) -> None:
+        """Leave a cheap value to the kernels that read it, if its arguments are stored anyway.
+
+        The maximum over channels of a pool's result and the sum of exponentials would otherwise
+        read two tensors instead of one.
+        """
+        for node in reversed(self.graph.nodes):
+            inner = [a for a in node.inputs if a in self.members]
+            leaf = node.name in self.members and node.name != self.anchor.name and bool(inner)
+            if not leaf or node.op not in CHEAP or node.name in self.graph.outputs:
+                continue
+            readers = self.users[node.name]
+            outside = all(u.kind in COMPUTED and u.name not in self.members for u in readers)
+            if outside and all(self._is_stored(name, node) for name in inner):
+                self.members.discard(node.name)
+
+    def _is_stored(self, name: str, reader: Node) -> bool:
+        """Return True if a member's value is written to memory, though `reader` reads it, too."""
+        others = (u for u in self.users[name] if u is not reader)
+        return name in self.graph.outputs or any(u.name not in self.members for u in others)
 
     def _after_anchor(self) -> set[str]:
         """Return the names of the anchor and of all members that depend on it."""
