@@ -22,6 +22,7 @@ from cuagent.expert.capture.empty_parts import without_empty_parts
 from cuagent.expert.capture.export import Captured
 from cuagent.expert.capture.fills import with_constant_fills
 from cuagent.expert.capture.row_orders import with_row_orders
+from cuagent.expert.capture.single_copies import with_single_copies
 from cuagent.expert.capture.subject import Subject
 from cuagent.expert.chains import with_chains
 from cuagent.expert.convolutions import library as library_convolutions
@@ -162,6 +163,8 @@ def _with_library_calls(subject: Subject, options: Options, keep: frozenset[str]
     remain.
     """
     captured = with_constant_fills(without_empty_parts(with_pairs(subject.captured)))
+    if subject.device == "cuda":
+        captured = with_single_copies(captured)
     found: dict[str, tuple[str, ...]] = {}
     if options.attention and options.products:
         captured, names = with_expanded(captured, subject.target)

@@ -8,44 +8,27 @@ permuted queries, keys and values, so copies before it are left out. All values 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from cuagent.expert.capture.editing import Edit, called
 from cuagent.expert.capture.export import Captured
+from cuagent.expert.capture.factors import (
+    COPIES,
+    FOLLOWED,
+    VIEWS,
+    Chain,
+    Factor,
+    emitted,
+    followed,
+    whole_chain,
+)
 from cuagent.expert.graph.graph import ITEM_BYTES
 from cuagent.expert.graph.lowering import dtype_of, shape_of
 
-VIEWS = {"view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze"}
-COPIES = {"clone", "contiguous"}
 ATTENTIONS = {"scaled_dot_product_attention", "attention", "scored_attention"}
 ALIGNED = 16
 """Bytes of which a head's size must be a multiple, as the library's attention demands."""
-
-
-@dataclass(frozen=True)
-class Factor:
-    """A factor of the index along a dimension of a source: the index is the sum of step x i."""
-
-    dim: int
-    step: int
-    size: int
-
-
-Dims = tuple[tuple[Factor, ...], ...]
-
-
-@dataclass(frozen=True)
-class Chain:
-    """A value that views of a source consist of: the factors of each dimension, outermost first,
-    and the factors that a selection fixed."""
-
-    source: Any
-    dims: Dims
-    fixed: tuple[tuple[Factor, int], ...] = ()
 
 
 def with_row_orders(captured: Captured) -> Captured:
@@ -73,7 +56,7 @@ class _Orders:
                 return bool(self.fresh) and not any(self._is_fresh(v) for v in node.args[0])
             if node.op != "call_function":
                 continue
-            chain = _followed(node, self._chain(node.args[0])) if self._reads_one(node) else None
+            chain = followed(node, self._chain(node.args[0])) if self._reads_one(node) else None
             if chain is not None:
                 self.chains[node] = chain
             elif called(node) == "linear":
@@ -83,14 +66,11 @@ class _Orders:
         return False
 
     def _reads_one(self, node: Any) -> bool:
-        known = called(node) in {*VIEWS, *COPIES, "transpose", "permute", "select"}
-        return known and hasattr(node.args[0], "meta")
+        return called(node) in FOLLOWED and hasattr(node.args[0], "meta")
 
     def _chain(self, node: Any) -> Chain:
         if node not in self.chains:
-            shape = shape_of(node)
-            dims = tuple((Factor(d, 1, n),) if n > 1 else () for d, n in enumerate(shape))
-            self.chains[node] = Chain(node, dims)
+            self.chains[node] = whole_chain(node)
         return self.chains[node]
 
     def _is_fresh(self, value: Any) -> bool:
@@ -120,7 +100,7 @@ class _Orders:
             return
         self.edit.graph.inserting_before(node)
         dims = (*((f,) for f in ordered), chain.dims[-1])
-        x = self._emitted(Chain(chain.source, dims, chain.fixed))
+        x = emitted(self.edit, Chain(chain.source, dims, chain.fixed))
         new = self.edit.call(node.target, (x, *node.args[1:]), node.kwargs)
         new.name = f"{node.name}_ordered"
         self.fresh.add(new)
@@ -176,7 +156,7 @@ class _Orders:
         """
         old = node.args[place]
         self.edit.graph.inserting_before(node)
-        new = self._emitted(self._chain(old))
+        new = emitted(self.edit, self._chain(old))
         node.update_arg(place, new)
         return as_is or new.meta["val"].is_contiguous() or not old.meta["val"].is_contiguous()
 
@@ -185,27 +165,6 @@ class _Orders:
         new = self.edit.call(node.target, node.args, node.kwargs)
         node.meta["val"] = new.meta["val"]
         self.edit.graph.erase_node(new)
-
-    def _emitted(self, chain: Chain) -> Any:
-        """Add the views of a source that a chain describes; return the last one."""
-        import torch
-
-        aten = torch.ops.aten
-        fixed = dict(chain.fixed)
-        free = [f for dim in chain.dims for f in dim]
-        factors = sorted([*free, *fixed], key=lambda f: (f.dim, -f.step))
-        node = chain.source
-        if shape_of(node) != (wide := tuple(f.size for f in factors)):
-            node = self.edit.call(aten.view.default, (node, list(wide)))
-        for k in reversed([k for k, f in enumerate(factors) if f in fixed]):
-            node = self.edit.call(aten.select.int, (node, k, fixed[factors.pop(k)]))
-        order = [factors.index(f) for f in free]
-        if order != sorted(order):
-            node = self.edit.call(aten.permute.default, (node, order))
-        shape = tuple(math.prod(f.size for f in dim) for dim in chain.dims)
-        if shape_of(node) != shape:
-            node = self.edit.call(aten.reshape.default, (node, list(shape)))
-        return node
 
 
 def _is_view(chain: Chain) -> bool:
@@ -227,52 +186,3 @@ def _was_copied(node: Any) -> bool:
     while node.op == "call_function" and called(node) in {*VIEWS, "transpose", "permute", "select"}:
         node = node.args[0]
     return called(node) in COPIES
-
-
-def _followed(node: Any, chain: Chain) -> Chain | None:
-    """Return the chain of a view or copy of a value with the given chain; None if it has none."""
-    dims, name, rank = chain.dims, called(node), len(chain.dims)
-    match name:
-        case "transpose":
-            a, b = (d % rank for d in node.args[1:3])
-            order = list(range(rank))
-            order[a], order[b] = b, a
-            return Chain(chain.source, tuple(dims[d] for d in order), chain.fixed)
-        case "permute":
-            return Chain(chain.source, tuple(dims[d % rank] for d in node.args[1]), chain.fixed)
-        case "select":
-            dim, index = node.args[1] % rank, node.args[2]
-            rest = (*dims[:dim], *dims[dim + 1 :])
-            if not dims[dim]:
-                return Chain(chain.source, rest, chain.fixed)
-            if len(dims[dim]) > 1:
-                return None
-            (factor,) = dims[dim]
-            return Chain(chain.source, rest, (*chain.fixed, (factor, index % factor.size)))
-        case "clone" | "contiguous":
-            return chain
-    shaped = _reshaped([f for dim in dims for f in dim], shape_of(node))
-    return None if shaped is None else Chain(chain.source, shaped, chain.fixed)
-
-
-def _reshaped(factors: list[Factor], shape: Sequence[int]) -> Dims | None:
-    """Return the factors of each dimension of a view; None if a factor spans two dimensions and
-    does not split."""
-    dims: list[tuple[Factor, ...]] = []
-    waiting = factors[::-1]
-    for size in shape:
-        left, own = size, []
-        while left > 1:
-            factor = waiting.pop()
-            if left % factor.size == 0:
-                own.append(factor)
-                left //= factor.size
-            elif factor.size % left == 0:
-                inner = factor.size // left
-                own.append(Factor(factor.dim, factor.step * inner, left))
-                waiting.append(Factor(factor.dim, factor.step, inner))
-                left = 1
-            else:
-                return None
-        dims.append(tuple(own))
-    return tuple(dims)

@@ -177,10 +177,17 @@ def _is_possible(graph: Graph, name: str, wanted: Mapping[str, Order]) -> bool:
         owner = graph.node(graph.owner(arg))
         inside = owner.kind is Kind.POINTWISE and owner.name not in graph.outputs
         inside = inside and all(u.kind in INSIDE_KERNELS for u in users[owner.name])
-        inside = inside and not _is_slice(graph, read)
+        inside = inside and not _is_slice(graph, read) and not _copies(graph, name)
         if inside and [(owner.name, wanted.get(owner.name))] != _owners(graph, read, order):
             return False
     return True
+
+
+def _copies(graph: Graph, name: str) -> bool:
+    """Return True for a copy of a view, which can be a kernel of its own."""
+    node = graph.node(name)
+    views = node.kind is Kind.POINTWISE and node.op == "cast" and bool(node.inputs)
+    return views and graph.node(node.inputs[0]).kind is Kind.STRIDED
 
 
 def _is_slice(graph: Graph, node: Node) -> bool:
