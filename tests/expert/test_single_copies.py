@@ -38,7 +38,8 @@ ONCE = {
     ),
     "patches that are read twice": "y = self.apart(x); return self.linear(y).tanh() * y + y.exp()",
     "patches in channels last": (
-        "x = x.contiguous(memory_format=torch.channels_last); return self.linear(self.apart(x)).tanh() * 2"
+        "x = x.contiguous(memory_format=torch.channels_last); "
+        "return self.linear(self.apart(x)).tanh() * 2"
     ),
 }
 KEPT = {
