@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
-_changes = attrgetter("_version")
+_changes = operator.attrgetter("_version")
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,7 @@ class Watched:
     names: list[str]
     """The keys in these dicts."""
     held: list[Any]
-    """The submodules and tensors. A reference keeps their identities from being used again."""
-    identities: list[int]
+    """The submodules and tensors."""
     tensors: list[torch.Tensor]
     addresses: list[int]
     changes: list[int]
@@ -59,7 +58,6 @@ def watch(module: torch.nn.Module, names: Sequence[str]) -> Watched | None:
         [holder for holder, _, _ in every],
         [name for _, name, _ in every],
         [item for _, _, item in every],
-        [id(item) for _, _, item in every],
         tensors,
         list(map(torch.Tensor.data_ptr, tensors)),
         list(map(_changes, tensors)),
@@ -76,7 +74,7 @@ def unchanged(watched: Watched) -> bool:
 
     now = map(dict.get, watched.holders, watched.names)
     return (
-        list(map(id, now)) == watched.identities
+        all(map(operator.is_, now, watched.held))
         and list(map(torch.Tensor.data_ptr, watched.tensors)) == watched.addresses
         and list(map(_changes, watched.tensors)) == watched.changes
     )

@@ -358,3 +358,24 @@ def test_compiled_module_is_captured(model: Block) -> None:
     with torch.no_grad():
         for _ in range(3):
             torch.testing.assert_close(compiled(x), compiled.forward(x))
+
+
+@pytest.mark.gpu
+def test_inference_tensors_are_replayed(model: Block) -> None:
+    with torch.inference_mode():
+        inputs = [torch.randn(5, 8, device="cuda") for _ in range(3)]
+        results = [model(x) for x in inputs]  # each call needs a graph (`required`)
+        for x, result in zip(inputs, results, strict=True):
+            assert result.is_inference()
+            torch.testing.assert_close(result, model.forward(x))
+
+
+@pytest.mark.gpu
+def test_change_of_an_inference_tensor_is_made_in_each_call() -> None:
+    module = ChangesItsInput().eval()
+    graph_calls(module)
+    with torch.inference_mode():
+        x = torch.zeros(4, device="cuda")
+        for step in range(1, 4):
+            assert (module(x) == 2 * step).all()
+            assert (x == step).all()
