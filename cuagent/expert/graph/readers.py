@@ -40,7 +40,8 @@ def wanted_orders(graph: Graph) -> dict[str, Order]:
     users, read = graph.users(), set[str]()
     orders = graph.orders or ((),) * len(graph.outputs)
     for name, order in zip(graph.outputs, orders, strict=True):
-        _want(graph, graph.node(name), order, found)
+        # The strides of a slice are those of the whole value, which has no order here.
+        _want(graph, graph.node(name), None if _is_slice(graph, graph.node(name)) else order, found)
     for node in reversed(graph.nodes):
         (needed, *others) = found.get(node.name, {None})
         own = None if others else needed
