@@ -42,6 +42,7 @@ TASKS = {
     "mean pool": pooling.text_of("mean inside with ceil mode"),
     "adaptive mean": pooling.text_of("adaptive mean"),
     **{f"channels-last: {n}": layouts.text_of(n) for n in ("kept sums", "group norm", "max pool")},
+    **{f"strides: {n}": layouts.text_of(n) for n in layouts.SLICED},
     "bilinear": pooling.text_of("bilinear between corners"),
     **{f"depthwise: {name}": depthwise.text_of(name) for name in depthwise.EMULATED},
     **{name: products.form_of(name) for name in products.VECTORS},
