@@ -218,7 +218,7 @@ class Replacement:
 
         `why` explains a None.
         """
-        # Transforms of torch.func and dispatch modes may replace parameters by tensors without memory.
+        # First: transforms of torch.func may replace parameters by tensors without memory.
         if unverified_mode(self._on, self._autocast):
             return None
         if not self.watch.unchanged():
@@ -308,10 +308,9 @@ class Replacement:
     def run_in_graph(self, args: tuple[Any, ...]) -> Any:
         """Run the kernel for a compiled graph; return None if the module's state does not fit now.
 
-        Raises RuntimeError if the module has changed since it was compiled.
+        The caller has called `check` if the module has changed since the last one. Raises
+        RuntimeError if the module has changed since it was compiled.
         """
-        if not self.watch.unchanged():
-            self.check()
         if self.state:
             if self.structure:
                 raise RuntimeError(

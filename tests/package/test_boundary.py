@@ -89,6 +89,33 @@ def test_module_that_changed_after_it_was_compiled_is_not_run_silently(
         close(compiled(model)(X), original(X))
 
 
+def test_module_with_other_parameters_that_changed_is_not_run_silently(
+    model: Any, original: Any
+) -> None:
+    """No call outside of the graph has noticed the new parameters."""
+    call = compiled(model)
+    with torch.no_grad():
+        call(X)
+        model[0].fc.bias = nn.Parameter(torch.ones(8))
+        original.fc.bias = nn.Parameter(torch.ones(8))
+        close(call(X), original(X))
+        model[0].norm.eps = 1.0
+        with pytest.raises(RuntimeError, match="changed after it was compiled"):
+            call(X)
+
+
+def test_exported_program_keeps_its_weights_when_the_module_gets_others(
+    model: Any, original: Any
+) -> None:
+    with torch.no_grad():
+        program = torch.export.export(model, (X,)).module()
+        close(program(X), original(X))
+        model[0].fc.bias = nn.Parameter(torch.ones(8))
+        close(program(X), original(X))
+        original.fc.bias = nn.Parameter(torch.ones(8))
+        close(model(X), original(X))
+
+
 @pytest.mark.slow
 def test_inductor_runs_the_kernel_with_gradients(model: Any, original: Any) -> None:
     torch.compiler.reset()
