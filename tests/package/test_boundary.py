@@ -116,6 +116,21 @@ def test_exported_program_keeps_its_weights_when_the_module_gets_others(
         close(model(X), original(X))
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_program_with_a_dynamic_size_is_the_users(
+    strict: bool, model: Any, original: Any
+) -> None:
+    rows = torch.export.Dim("rows", min=2, max=64)
+    with torch.no_grad():
+        program = torch.export.export(
+            model, (X,), dynamic_shapes={"input": {0: rows}}, strict=strict
+        )
+        for x in (X, torch.randn(7, 8)):
+            close(program.module()(x), original(x))
+        fixed = torch.export.export(model, (X,), strict=strict)
+    assert any("cuagent_" in str(node.target) for node in fixed.graph.nodes)
+
+
 @pytest.mark.slow
 def test_inductor_runs_the_kernel_with_gradients(model: Any, original: Any) -> None:
     torch.compiler.reset()
