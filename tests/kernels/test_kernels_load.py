@@ -258,7 +258,7 @@ def test_cache_that_cannot_be_made_is_named(
     (tmp_path / "k.cpp").write_text(SCALE)
     (tmp_path / "home").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    with pytest.raises(CompileFailed, match="cannot be made .*; set XDG_CACHE_HOME to a folder"):
+    with pytest.raises(CompileFailed, match=r"cannot be made .*; set XDG_CACHE_HOME to a folder"):
         load(tmp_path / "k.cpp")
 
 
