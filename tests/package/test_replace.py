@@ -162,6 +162,7 @@ def test_training_mode_runs_the_original_and_updates_its_statistics(
 CHANGES: dict[str, Any] = {
     "attribute": lambda m: setattr(m, "eps", 7.0),
     "attribute of a submodule": lambda m: setattr(m.norm, "eps", 1.0),
+    "item of an attribute": lambda m: m.options.update(shift=2.0),
     "private attribute": lambda m: setattr(m, "_bias", 2.0),
     "hook": lambda m: m.norm.register_forward_hook(lambda inner, args, out: out * 2),
     "backward hook": lambda m: m.fc.register_full_backward_hook(lambda *given: None),
