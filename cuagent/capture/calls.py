@@ -155,6 +155,16 @@ def autocast_of(device: str) -> str | None:
     return str(torch.get_autocast_dtype(device)).removeprefix("torch.")
 
 
+def refuse_context(module: nn.Module) -> None:
+    """Raise Unsupported for a module or a surrounding of its call that cannot be recorded."""
+    import torch
+
+    if isinstance(module, torch.jit.ScriptModule):
+        raise Unsupported("it is a TorchScript module; capture the module that was compiled")
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise Unsupported("it is called inside a transform of torch.func, such as vmap or grad")
+
+
 def refuse_unusual(tensor: Tensor) -> None:
     import torch
 
@@ -162,6 +172,8 @@ def refuse_unusual(tensor: Tensor) -> None:
     if type(tensor) not in plain or tensor.layout is not torch.strided or tensor.is_quantized:
         kind = type(tensor).__name__ if type(tensor) not in plain else str(tensor.layout)
         raise Unsupported(f"a tensor of another kind ({kind})")
+    if tensor.device.type == "meta":
+        raise Unsupported("a tensor on the meta device, which has no values")
 
 
 def _aliases(leaves: list[Tensor], names: list[str]) -> list[str]:

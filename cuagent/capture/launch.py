@@ -56,7 +56,7 @@ def main(order_file: str) -> int:
         "window_s": recorder.window(),
         "steps": len(recorder.steps),
         "compiled": compiled,
-        "problem": recorder.problem,
+        "problem": recorder.problem or _no_result(recorder),
         "under_capture": recorder.under_capture,
         "processes": len(processes),
     }
@@ -76,6 +76,12 @@ def main(order_file: str) -> int:
     temporary.write_text(json.dumps(answer))
     temporary.replace(order["answer"])
     return code
+
+
+def _no_result(recorder: Recorder) -> str:
+    return (
+        "each of its calls raised an exception" if recorder.failed and not recorder.shapes else ""
+    )
 
 
 def _timed(order: dict[str, Any]) -> int:

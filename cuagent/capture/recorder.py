@@ -13,7 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from cuagent.capture.calls import Call, autocast_of, describe_call, plain_output, tensors_of
+from cuagent.capture.calls import (
+    Call,
+    autocast_of,
+    describe_call,
+    plain_output,
+    refuse_context,
+    tensors_of,
+)
 from cuagent.capture.clock import Timed, start, stop
 from cuagent.capture.encode import Encoder, Unsupported
 from cuagent.capture.intercept import intercept
@@ -81,6 +88,7 @@ class Started:
     """The arguments with their live tensors."""
     before: list[tuple[str, Tensor, object]]
     """The `outcome.marks` from before the call."""
+    wants_gradients: bool
 
 
 @dataclass
@@ -125,6 +133,8 @@ class Recorder:
         self.snapshot: Snapshot | None = None
         self.module: str = ""
         """Full name of the captured module."""
+        self.failed = False
+        """True if calls raised an exception before any returned."""
         self.problem = ""
         self.steps: list[tuple[float, float]] = []
         """Begin and end of each outermost module call, in seconds of `perf_counter`."""
@@ -157,6 +167,11 @@ class Recorder:
             clock = start(entry, module)
             output = run(*args, **kwargs)
             stop(entry, clock, begin, is_first=not self.steps)
+        except BaseException:
+            if started is not None and entry is not None:
+                self._forget(started)
+                entry.count -= 1
+            raise
         finally:
             self._depth -= 1
             if self._depth == 0:
@@ -205,6 +220,7 @@ class Recorder:
         import torch
 
         enabled = torch.is_grad_enabled()
+        refuse_context(module)
         with torch.no_grad():
             call = describe_call(module, args, kwargs, is_library)
             device = _device(call.tensors, module)
@@ -223,13 +239,28 @@ class Recorder:
             elif shape.recorded < self.calls:
                 for known, leaf in zip(shape.inputs, call.tensors, strict=True):
                     known.add(leaf, self.quota)
+            wants_gradients = enabled and _wants_gradients(module, call.tensors)
             shape.count += 1
-            shape.with_gradients += enabled and _wants_gradients(module, call.tensors)
+            shape.with_gradients += wants_gradients
             shape.recorded += shape.recorded < self.calls
             if self.snapshot is None:
                 self.snapshot = self._snapshot(module)
             self._add_example(shape, module, call)
-            return Started(shape, call, marks(call))
+            return Started(shape, call, marks(call), wants_gradients)
+
+    def _forget(self, started: Started) -> None:
+        """Leave out a call that raised an exception, as of a script that looks for its largest
+        batch."""
+        shape = started.shape
+        shape.count -= 1
+        shape.with_gradients -= started.wants_gradients
+        if shape.example is not None and not shape.example.outputs:
+            shape.example = None
+        if not shape.count:
+            self.shapes = {key: kept for key, kept in self.shapes.items() if kept is not shape}
+        if not self.shapes:
+            self.snapshot = None
+            self.failed = True
 
     def _add_example(self, shape: Shape, module: nn.Module, call: Call) -> None:
         """Copy this call as the example of its arguments' form, if that has none yet and the
@@ -267,6 +298,14 @@ class Recorder:
         )
 
     def _after(self, started: Started, arguments: Sequence[Any], output: Any) -> None:
+        try:
+            self._record_result(started, arguments, output)
+        except Exception as error:  # noqa: BLE001  the script must not fail by a fault of the recorder
+            self.problem = self.problem or f"its result: {type(error).__name__}: {error}"
+        if self.stop and sum(s.count for s in self.shapes.values()) >= self.calls:
+            raise Stopped
+
+    def _record_result(self, started: Started, arguments: Sequence[Any], output: Any) -> None:
         import torch
 
         shape, call = started.shape, started.call
@@ -293,8 +332,6 @@ class Recorder:
                     self.problem = str(error)
                 if not leaves:
                     self.problem = f"it returns no tensor but a {type(output).__name__}"
-        if self.stop and sum(s.count for s in self.shapes.values()) >= self.calls:
-            raise Stopped
 
     # -- results
 

@@ -12,6 +12,7 @@ import argparse
 import ast
 import builtins
 import importlib.util
+import inspect
 import re
 import symtable
 import sys
@@ -22,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cuagent.capture.encode import Encoder, Unsupported
+from cuagent.capture.encode import TOKEN, Encoder, Unsupported
 
 TOKENS = re.compile("\x00([^\x01]*)\x01([^\x02]*)\x02")
 LONGEST_VALUE = 20_000
@@ -225,6 +226,8 @@ class Sources:
                 text = f"__import__('argparse').Namespace(**{self._encode(vars(value))})"
             else:
                 text = self._encode(value)
+            if text == TOKEN.format(module, name):
+                raise Unsupported("a class that a call makes, such as namedtuple")
             helpers = ("_object(", "_node(", "_unpickled(")
             if len(text) > LONGEST_VALUE or any(helper in text for helper in helpers):
                 raise Unsupported("large")
@@ -288,7 +291,15 @@ def _bound(statement: ast.stmt) -> list[str]:
 
 
 def _matching(statements: Sequence[ast.stmt], value: Any) -> ast.stmt:
-    """Return the statement that defined `value`, found by its line number; the last statement if
-    none matches."""
-    line = getattr(getattr(value, "__code__", None), "co_firstlineno", None)
-    return next((s for s in statements if s.lineno == line), statements[-1])
+    """Return the statement that defined `value`, found by the line numbers of its code; the last
+    statement if none matches."""
+    value = inspect.unwrap(value) if callable(value) and not isinstance(value, type) else value
+    parts = [value, *(vars(value).values() if isinstance(value, type) else ())]
+    for part in parts:
+        line = getattr(getattr(part, "__code__", None), "co_firstlineno", None)
+        for statement in statements:
+            decorators = getattr(statement, "decorator_list", [])
+            first = min([statement.lineno, *(d.lineno for d in decorators)])
+            if line is not None and first <= line <= (statement.end_lineno or first):
+                return statement
+    return statements[-1]

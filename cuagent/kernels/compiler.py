@@ -242,7 +242,14 @@ def compile_library(recipe: Recipe, tools: Toolchain, path: Path, run: Run) -> N
 
     Raises CompileFailed.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        message = (
+            f"{path.parent} cannot be made ({error.strerror}); set XDG_CACHE_HOME to a folder that "
+            "you may write"
+        )
+        raise CompileFailed(message, message) from error
     # A folder in TMPDIR: a compiler under another user id cannot enter a private home.
     with tempfile.TemporaryDirectory(prefix="cuagent-compile-") as scratch:
         output = Path(scratch) / path.name

@@ -79,8 +79,28 @@ class Boundary:
     def know(self, state: Sequence[Tensor], owner: Any) -> None:
         """Remember the owner of these parameters. For calls with them, the operator runs
         `owner.run_in_graph(args)`."""
-        self._known = {k: v for k, v in self._known.items() if v() is not None}
+        self._known = {k: v for k, v in self._known.items() if v() not in (None, owner)}
         self._known[pointers(state)] = weakref.ref(owner)
+
+    def _owner(self, places: tuple[int, ...]) -> Any:
+        """Return the owner of the parameters at these addresses; None if no module has them now.
+
+        A module may have got other parameters since its last call, as by
+        `load_state_dict(assign=True)`, while a compiled graph or an exported program has the old
+        ones.
+        """
+        known = self._known.get(places)
+        owner = None if known is None else known()
+        if owner is not None:
+            if owner.watch.unchanged():
+                return owner
+            owner.check()
+        elif places not in self._foreign:
+            for each in list(self._known.values()):
+                if (other := each()) is not None:
+                    other.reason()
+        known = self._known.get(places)
+        return None if known is None else known()
 
     def run(self, inputs: Sequence[Tensor], state: Sequence[Tensor]) -> list[Tensor]:
         """Implement the operator: run the kernel for a verified call, else the original."""
@@ -100,8 +120,7 @@ class Boundary:
             return self.original.compute(inputs, state)
         args = tuple(inputs) if self._is_flat else self.nesting.arguments(inputs)
         held = places[len(inputs) :]
-        known = self._known.get(held)
-        if known is not None and (owner := known()) is not None:
+        if (owner := self._owner(held)) is not None:
             out = owner.run_in_graph(args)
             if out is None:
                 return self.original.compute(inputs, state)
@@ -196,8 +215,7 @@ class Boundary:
         assert self.own is not None
         saved = [*inputs, *state]
         places = pointers(state)
-        known = self._known.get(places)
-        owner = None if known is None else known()
+        owner = self._owner(places)
         run = (
             self._foreign_kernel(state, places, "backward")
             if owner is None

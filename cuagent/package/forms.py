@@ -135,17 +135,20 @@ def form_of(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.dtype, tuple(tensor.shape), stride
 
 
+INTERNAL = frozenset((*nn.Module().__dict__, "_compiled_call_impl", "_is_hf_initialized"))
+"""Names of attributes that torch, or the library transformers, sets on modules."""
+
+
 def module_form(module: nn.Module) -> tuple[Any, ...]:
     """Return (class, number of forward hooks, True if forward was replaced, attributes).
 
-    Attributes are public ones with numbers, strings, None or tuples of these.
+    Attributes are those of the class with numbers, strings, None or tuples of these.
     """
     attributes = module.__dict__
     values = {
         key: value
         for key, value in attributes.items()
-        if key[:1] != "_"
-        and key != "training"
+        if key not in INTERNAL
         and (
             value.__class__ in SCALARS
             or (value.__class__ is tuple and all(item.__class__ in SCALARS for item in value))

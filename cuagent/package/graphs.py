@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .forms import Form
 
@@ -62,11 +63,26 @@ def _all_match(args: tuple[Any, ...], forms: tuple[Any, ...], device: str) -> bo
     return all(_matches(value, form, device) for value, form in zip(args, forms, strict=True))
 
 
+def _has_sizes(value: Tensor, sizes: tuple[int, ...]) -> bool:
+    """Return True if the tensor has these sizes.
+
+    A dimension that torch.export keeps dynamic has no size: a comparison would make it static.
+    """
+    if not _is_exporting():
+        return tuple(value.shape) == sizes
+    if value.ndim != len(sizes):
+        return False
+    for number, size in enumerate(sizes):
+        if not statically_known_true(value.shape[number] == size):
+            return False
+    return True
+
+
 def _matches(value: Any, form: tuple[Any, ...], device: str) -> bool:
     if form[0] == "tensor":
         if not isinstance(value, Tensor) or value.dtype != form[1]:
             return False
-        if value.device.type != device or tuple(value.shape) != form[2]:
+        if value.device.type != device or not _has_sizes(value, form[2]):
             return False
         return value.is_contiguous() if form[3] is None else tuple(value.stride()) == form[3]
     if form[0] == "dict":
@@ -82,3 +98,6 @@ def _matches(value: Any, form: tuple[Any, ...], device: str) -> bool:
             _matches(item, inner, device) for item, inner in zip(value, form[2], strict=True)
         )
     return type(value) is type(form[1]) and value == form[1]
+
+
+_is_exporting: Any = getattr(torch.compiler, "is_exporting", lambda: False)  # torch 2.6 has none

@@ -30,6 +30,7 @@ from torch._compile import _disable_dynamo
 
 from .flags import flags_kept, flags_set, read_flags, set_flags
 from .forms import (
+    INTERNAL,
     PLAIN,
     dtype_name,
     form_of,
@@ -324,8 +325,9 @@ class Guarded(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        plain = name in self.__dict__ and name[:1] != "_" and name != "training"
-        if plain and "_changed" in self.__dict__:
+        if "_changed" not in self.__dict__ or name not in self.__dict__ or name in INTERNAL:
+            return
+        if name[:1] != "_" or name in self._kernel.__dict__:
             self._changed[name] = value
 
     def __getstate__(self) -> dict[str, Any]:

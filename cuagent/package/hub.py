@@ -40,13 +40,35 @@ def hub_repository(package: Path, out: Path) -> Path:
         shutil.copytree(
             package, variant, ignore=shutil.ignore_patterns("pyproject.toml", "cuagent_build.py")
         )
-        shutil.move(variant / "README.md", folder / "README.md")
+        text = (variant / "README.md").read_text()
+        (variant / "README.md").unlink()
+        (folder / "README.md").write_text(_readme(text, facts["name"], facts["device"]))
         older = variant / facts["name"]
         older.mkdir()
         (older / "__init__.py").write_text(_older(facts["name"]))
         metadata = _metadata(variant, facts)
         (variant / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n")
     return out
+
+
+def _readme(text: str, name: str, device: str) -> str:
+    """Return the package's README with the use of a repository, which pip does not install."""
+    before, _, rest = text.partition("\n## Use\n")
+    after = rest.partition("\n## Verified calls\n")[2]
+    use = f"""
+## Use
+
+```python
+from kernels import get_kernel
+
+fast = get_kernel("USER/REPOSITORY", version=1, trust_remote_code=True)  # after you uploaded it
+fast.optimize_(model)  # modules of the verified class run the kernel, in place
+fast.restore_(model)  # undo
+```
+
+Without the Hub: `PYTHONPATH=build/torch-{device}`, then `import {name}`.
+"""
+    return f"{before}{use}\n## Verified calls\n{after}"
 
 
 def _metadata(variant: Path, facts: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from .reads import Reads, reads
-from .state import state_names
+from .state import HOOKS, state_names
 
 KEY = "_cuagent_replacement"
 """Attribute of an optimized module that holds its `Replacement` (`replacement.py`)."""
@@ -32,6 +32,12 @@ FLAT = ("_flat_weights", "_flat_weight_refs")
 """Attributes of recurrent modules with a second list of their parameters."""
 INTERNAL = frozenset((*nn.Module().__dict__, KEY, "_compiled_call_impl", *FLAT))
 """Attributes that are not compared: those that every `nn.Module` has, and lists of parameters."""
+GLOBAL_HOOKS = [
+    found
+    for name in ("forward", "forward_pre", "backward", "backward_pre")
+    if (found := getattr(torch.nn.modules.module, f"_global_{name}_hooks", None)) is not None
+]
+"""Hooks of all modules of the process, by torch."""
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 DEPTH = 8
 """Depth to which nested objects in attributes are compared; deeper ones count as different."""
@@ -69,12 +75,14 @@ def difference(
         other: Any = (None if path else kind) or type(theirs[path])
         if (path or not any_class) and not same_class(one, other):
             return f"the source of {one.__name__} differs from the verified one"
-        if path and (inner._forward_hooks or inner._forward_pre_hooks):
+        if path and any(inner.__dict__.get(hooks) for hooks in HOOKS):
             return f"{where} has hooks"
         if "forward" in inner.__dict__:
             return f"the forward of {where} was replaced"
         if name := _attribute_difference(inner, theirs[path], path, read, free):
             return f"attribute {name} of {where} differs from the verified one"
+    if module._modules and any(GLOBAL_HOOKS):
+        return "hooks for all modules are registered"
     if state_names(module)[0] != state_names(template)[0]:
         return "its parameters and buffers have other names or ties than the verified ones"
     return ""

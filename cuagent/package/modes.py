@@ -27,10 +27,13 @@ def unverified_mode(device: str, autocast: str | None = None) -> str:
         return "a transform of torch.func is active"
     if forward_ad._current_level >= 0:
         return "forward-mode differentiation is active"
+    if _dispatch_modes() > 0:
+        return "a dispatch mode intercepts torch's operators"
     return "the call is traced" if _tracing() is not None else ""
 
 
 _transforms: Any = torch._C._functorch.peek_interpreter_stack
+_dispatch_modes: Any = torch._C._len_torch_dispatch_stack
 _tracing: Any = torch._C._get_tracing_state
 _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 """Test if autocast is enabled on any device; takes a quarter of the time of a test for one device.

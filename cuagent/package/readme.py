@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from datetime import date
+from typing import Any
 
 from cuagent.attempt import ENTRY, Attempt
 from cuagent.package.check import REFERENCE
@@ -141,8 +142,8 @@ def _verified(
     pairs = zip(named["keys"], named["items"], strict=True)
     parts += [f"{key}={_form(item, tensors)}" for key, item in pairs]
     lines = [
-        f"On {domain.device}, in eval mode, {grad_mode}, without autocast, and with exactly these "
-        "arguments:",
+        f"On {domain.device}, in eval mode, {grad_mode}, {_autocast(captured)}, and with exactly "
+        "these arguments:",
         "",
         "| argument | verified |",
         "|---|---|",
@@ -155,6 +156,7 @@ def _verified(
             if captured is None
             else [_also(domain.names, other) for other in captured.shapes]
         ),
+        *_recorded_call(captured, domain.names),
         "",
         f"Every other call runs the original module (`{REFERENCE}`) with the same parameters, and "
         "a `RuntimeWarning` says why, once for each reason: another shape, dtype, stride or "
@@ -167,6 +169,37 @@ def _verified(
     kinds = ", ".join(dict.fromkeys(draw.kind.split(", ")[0] for draw in verdict.draws))
     lines.append(f"- {len(verdict.draws)} secret draws of these kinds: {kinds}")
     return lines + [f"- {note}" for note in verdict.notes]
+
+
+def _autocast(captured: Captured | None) -> str:
+    dtype = None if captured is None else captured.autocast
+    return f"under autocast to {dtype}" if dtype else "without autocast"
+
+
+def _recorded_call(captured: Captured | None, names: tuple[str, ...]) -> list[str]:
+    """Return the lines that show the recorded call, whose other arguments must be equal too."""
+    if captured is None or captured.call is None:
+        return []
+    parts = [_argument(item, names) for item in captured.call["positional"]]
+    parts += [f"{key}={_argument(item, names)}" for key, item in captured.call["named"].items()]
+    return ["", f"The call: `{captured.kind.lower()}({', '.join(parts)})`."]
+
+
+def _argument(item: Any, names: tuple[str, ...]) -> str:
+    """Return an argument of the recorded call as text; `...` for an object."""
+    (kind, value), *_ = item.items()
+    match kind:
+        case "tensor":
+            return names[value]
+        case "const":
+            return repr(value)
+        case "list" | "tuple":
+            inner = ", ".join(_argument(part, names) for part in value)
+            return f"[{inner}]" if kind == "list" else f"({inner}{',' * (len(value) == 1)})"
+        case "dict":
+            pairs = (f"{key!r}: {_argument(part, names)}" for key, part in value.items())
+            return f"{{{', '.join(pairs)}}}"
+    return "..."
 
 
 def _form(item: Spec, tensors: Iterator[TensorForm]) -> str:

@@ -114,9 +114,10 @@ def accelerate_(kind: Any, package: Package) -> Any:
 def restore_(model: nn.Module) -> Any:
     """Give the modules that `optimize_` changed their original class; return `model`."""
     for module in model.modules():
-        if KEY in module.__dict__:
+        module.__dict__.pop(KEY, None)
+        # A parametrized or sharded module has a subclass, which it needs.
+        if ORIGINAL in vars(type(module)):
             module.__class__ = original_of(module)
-            del module.__dict__[KEY]
     return model
 
 
@@ -126,7 +127,9 @@ def _replaced_class(original: Any) -> Any:
 
     @functools.wraps(original.forward)
     def forward(self: Any, *args: Any, **named: Any) -> Any:
-        replacement: Replacement = self.__dict__[KEY]
+        replacement: Replacement | None = self.__dict__.get(KEY)
+        if replacement is None:  # restored, and the class is a subclass that torch made of this one
+            return original.forward(self, *args, **named)
         given: tuple[Any, ...] | None = args
         if replacement.call is not None:
             given = replacement.call.inputs(args, named)

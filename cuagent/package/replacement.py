@@ -94,7 +94,7 @@ class Replacement:
         Sets `structure` and `state`.
         """
         module = self.module
-        self.watch = Watch(module)
+        self.watch = Watch(module, self.package.read)
         self._seen.forget()
         self.structure = self._structure_difference()
         self.state = self.structure or self._state_difference()
@@ -183,7 +183,7 @@ class Replacement:
             if self.given is None:
                 return "gradients are wanted, and no backward of the kernel was verified"
             return "gradients=False was given to optimize_"
-        if why := self.reason() or unverified_mode(self.package.device, self._autocast):
+        if why := unverified_mode(self.package.device, self._autocast) or self.reason():
             return why
         reasons = [self._why_shape(args, forms) for forms in self.package.shapes]
         if len(reasons) > 1:
@@ -218,9 +218,12 @@ class Replacement:
 
         `why` explains a None.
         """
+        # First: transforms of torch.func may replace parameters by tensors without memory.
+        if unverified_mode(self._on, self._autocast):
+            return None
         if not self.watch.unchanged():
             self.check()
-        if self.state or unverified_mode(self._on, self._autocast):
+        if self.state:
             return None
         device = self.device or self.place()
         if self._on == "cuda" and device.index != torch._C._cuda_getDevice():
@@ -305,10 +308,9 @@ class Replacement:
     def run_in_graph(self, args: tuple[Any, ...]) -> Any:
         """Run the kernel for a compiled graph; return None if the module's state does not fit now.
 
-        Raises RuntimeError if the module has changed since it was compiled.
+        The caller has called `check` if the module has changed since the last one. Raises
+        RuntimeError if the module has changed since it was compiled.
         """
-        if not self.watch.unchanged():
-            self.check()
         if self.state:
             if self.structure:
                 raise RuntimeError(

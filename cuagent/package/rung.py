@@ -99,6 +99,7 @@ def module_text(name: str, task: Task, own: TorchSettings, kind: str = "Model") 
         "",
         "import types",
         "import warnings",
+        "import weakref",
         "",
         "import torch",
         "",
@@ -117,13 +118,15 @@ def module_text(name: str, task: Task, own: TorchSettings, kind: str = "Model") 
         f"KIND = {kind!r}",
         'FORWARDS = ("forward", "_forward_in_float32", "_forward_without_flags")',
         '"""Attributes that replace forward in a module."""',
+        "EARLIER = weakref.WeakKeyDictionary()",
+        '"""The compiled calls that modules had before."""',
         "",
         "",
         f"def {ENTRY}(module: torch.nn.Module) -> torch.nn.Module:",
         f'    """Apply the fastest measured settings on {task.device} and return `module`."""',
         *(f"    {line}" if line else "" for line in _statements(mode, options)),
         "    return module",
-        *_OF_MODELS.format(entry=ENTRY, kind=kind).splitlines(),
+        *_OF_MODELS.format(entry=ENTRY, kind=kind, compiled=mode != EAGER or graph).splitlines(),
         "",
         "",
         *(_CAST.format(device=task.device).splitlines() if cast else []),
@@ -143,7 +146,10 @@ def optimize_(model, original=None):
     for module in list(model.modules()):
         if type(module) is original if original else type(module).__name__ == KIND:
             found = True
-            if not module.__dict__.get("_is_faster"):
+            if not module.__dict__.get("_is_faster") or _has_lost(module):
+                _restore(module)
+                if module.__dict__.get("_compiled_call_impl") is not None:
+                    EARLIER[module] = module._compiled_call_impl
                 {entry}(module)
                 module.__dict__["_is_faster"] = True
     if not found:
@@ -156,10 +162,21 @@ def optimize_(model, original=None):
 def restore_(model):
     \"""Undo `optimize_`, except for the memory format of weights; return `model`.\"""
     for module in model.modules():
-        if module.__dict__.pop("_is_faster", False):
-            for name in ("_compiled_call_impl", *FORWARDS):
-                module.__dict__.pop(name, None)
-    return model"""
+        _restore(module)
+    return model
+
+
+def _restore(module):
+    if module.__dict__.pop("_is_faster", False):
+        for name in ("_compiled_call_impl", *FORWARDS):
+            module.__dict__.pop(name, None)
+        if module in EARLIER:
+            module._compiled_call_impl = EARLIER.pop(module)
+
+
+def _has_lost(module):
+    # A deep copy and an unpickled module have no compiled call.
+    return {compiled} and module.__dict__.get("_compiled_call_impl") is None"""
 _CAST = """\
 def _to_float32(x):
     return x.float() if x.dtype is torch.bfloat16 else x

@@ -212,7 +212,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_script_runs(
     (tmp_path / "full" / "x").touch()
     script = SMALL + "open('ran', 'w')\nnet(torch.ones(2, 8))\n"
     line = refused(capture, script, "net.part", Refused, out="file/task")
-    assert "file/task: cannot be written: Not a directory" in line
+    assert "file/task: cannot be written (Not a directory)" in line
     assert "already exists" in refused(capture, script, "net.part", Refused, out="full")
     if os.geteuid() != 0:  # root writes everywhere
         (tmp_path / "shut").mkdir(mode=0o500)

@@ -252,6 +252,16 @@ def test_load_without_compiler_finds_library_in_build_folder(kernels: Kernels, t
     assert out.strip() == str(kernels.library)
 
 
+def test_cache_that_cannot_be_made_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "k.cpp").write_text(SCALE)
+    (tmp_path / "home").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    with pytest.raises(CompileFailed, match=r"cannot be made .*; set XDG_CACHE_HOME to a folder"):
+        load(tmp_path / "k.cpp")
+
+
 def test_concurrent_loads_of_same_source_succeed(tmp_path: Path, python: list[str]):
     (tmp_path / "k.cpp").write_text(SCALE)
     text = "import torch\nfrom cuagent.kernels import load\nload('k.cpp').fail(0, True)\n"

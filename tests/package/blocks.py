@@ -32,6 +32,8 @@ class Block(nn.Module):
     def __init__(self, width, eps=1e-5):
         super().__init__()
         self.eps = eps
+        self._bias = 0.0
+        self.options = {"shift": 0.0}
         self.sizes = [width, {"half": width // 2}]
         self.norm = nn.BatchNorm1d(width)
         self.fc = nn.Linear(width, width)
@@ -39,7 +41,8 @@ class Block(nn.Module):
         self.head.weight = self.fc.weight
 
     def forward(self, x):
-        return torch.relu(self.head(self.fc(self.norm(x)))) + shifted(x) + self.eps
+        more = self.eps + self._bias + self.options["shift"]
+        return torch.relu(self.head(self.fc(self.norm(x)))) + shifted(x) + more
 """
 # The kernel is a function of C++ for 4 x 8 inputs; torch computes the rest.
 KERNEL = """

@@ -89,6 +89,48 @@ def test_module_that_changed_after_it_was_compiled_is_not_run_silently(
         close(compiled(model)(X), original(X))
 
 
+def test_module_with_other_parameters_that_changed_is_not_run_silently(
+    model: Any, original: Any
+) -> None:
+    """No call outside of the graph has noticed the new parameters."""
+    call = compiled(model)
+    with torch.no_grad():
+        call(X)
+        model[0].fc.bias = nn.Parameter(torch.ones(8))
+        original.fc.bias = nn.Parameter(torch.ones(8))
+        close(call(X), original(X))
+        model[0].norm.eps = 1.0
+        with pytest.raises(RuntimeError, match="changed after it was compiled"):
+            call(X)
+
+
+def test_exported_program_keeps_its_weights_when_the_module_gets_others(
+    model: Any, original: Any
+) -> None:
+    with torch.no_grad():
+        program = torch.export.export(model, (X,)).module()
+        close(program(X), original(X))
+        model[0].fc.bias = nn.Parameter(torch.ones(8))
+        close(program(X), original(X))
+        original.fc.bias = nn.Parameter(torch.ones(8))
+        close(model(X), original(X))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_program_with_a_dynamic_size_is_the_users(
+    strict: bool, model: Any, original: Any
+) -> None:
+    rows = torch.export.Dim("rows", min=2, max=64)
+    with torch.no_grad():
+        program = torch.export.export(
+            model, (X,), dynamic_shapes={"input": {0: rows}}, strict=strict
+        )
+        for x in (X, torch.randn(7, 8)):
+            close(program.module()(x), original(x))
+        fixed = torch.export.export(model, (X,), strict=strict)
+    assert any("cuagent_" in str(node.target) for node in fixed.graph.nodes)
+
+
 @pytest.mark.slow
 def test_inductor_runs_the_kernel_with_gradients(model: Any, original: Any) -> None:
     torch.compiler.reset()

@@ -367,6 +367,7 @@ def test_guard_takes_less_than_50_microseconds(model: Any) -> None:
 
 CHANGES: dict[str, Any] = {
     "attribute": lambda m: setattr(m.norm, "eps", 1.0),
+    "private attribute": lambda m: setattr(m.fc, "_rate", 1.0),
     "hook": lambda m: m.norm.register_forward_hook(lambda inner, args, out: out * 2),
     "hook before": lambda m: m.fc.register_forward_pre_hook(lambda inner, args: (args[0] + 1,)),
     "function": lambda m: setattr(m.fc, "forward", lambda x: x * 3),
@@ -386,6 +387,16 @@ def test_changed_submodule_runs_original_with_the_change(
             CHANGES[change](module)
         torch.testing.assert_close(model(x), original(x))
         assert "was changed or replaced" in model.why_original(x)
+
+
+def test_private_attribute_that_the_kernel_has_runs_original(model: Any) -> None:
+    """`ModelNew` has no attribute of its own for it."""
+    model._kernel._rate = 0.5
+    assert model.why_original(torch.randn(4, 8)).startswith("gradients")
+    model._other = 1.0
+    assert model.why_original(torch.randn(4, 8)).startswith("gradients")
+    model._rate = 2.0
+    assert "_rate" in model.why_original(torch.randn(4, 8))
 
 
 def test_missing_import_of_original_raises_instead_of_running_kernel(tmp_path: Path) -> None:

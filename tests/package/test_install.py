@@ -158,6 +158,16 @@ def test_format_of_hugging_face_kernels(tmp_path: Path) -> None:
     assert done.stdout == "True\n", done.stderr
 
 
+def test_readme_of_hugging_face_kernels_does_not_name_pip(tmp_path: Path) -> None:
+    """The layout has no `pyproject.toml`."""
+    export(ATTEMPT, TASK, MEASURED, tmp_path / "package")
+    text = (hub_repository(tmp_path / "package", tmp_path / "hub") / "README.md").read_text()
+    assert "pip install ." not in text
+    assert "get_kernel(" in text
+    assert "PYTHONPATH=build/torch-cpu`, then `import users_block_fast`" in text
+    assert text.count("## Verified calls") == text.count("## Trust") == 1
+
+
 def test_format_of_hugging_face_kernels_is_not_written_over_a_folder(tmp_path: Path) -> None:
     export(ATTEMPT, TASK, MEASURED, tmp_path / "package")
     (tmp_path / "hub").mkdir()

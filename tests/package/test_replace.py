@@ -15,6 +15,7 @@ import pytest
 import torch
 from blocks import KERNEL, REPLACEMENT, TAIL, USERS, X, close, drawn, ran, written
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from cuagent.attempt import Attempt
 from cuagent.package.folder import write_files
@@ -161,7 +162,11 @@ def test_training_mode_runs_the_original_and_updates_its_statistics(
 CHANGES: dict[str, Any] = {
     "attribute": lambda m: setattr(m, "eps", 7.0),
     "attribute of a submodule": lambda m: setattr(m.norm, "eps", 1.0),
+    "item of an attribute": lambda m: m.options.update(shift=2.0),
+    "private attribute": lambda m: setattr(m, "_bias", 2.0),
     "hook": lambda m: m.norm.register_forward_hook(lambda inner, args, out: out * 2),
+    "backward hook": lambda m: m.fc.register_full_backward_hook(lambda *given: None),
+    "shorter weight": lambda m: setattr(m.fc.bias, "data", m.fc.bias.data[:1]),
     "forward": lambda m: setattr(m.fc, "forward", lambda x: x * 3),
     "submodule": lambda m: setattr(m, "norm", nn.Tanh().eval()),
 }
@@ -176,6 +181,56 @@ def test_changed_module_runs_the_users_code(name: str, model: Any, original: Any
         close(model(X), original(X))
         assert model[0].why_original(X) != ""
     assert ran(model) == 1
+
+
+def test_hook_of_all_modules_runs_the_users_code(model: Any, original: Any) -> None:
+    def hook(module: nn.Module, given: Any, out: Any) -> Any:
+        return out * 2 if type(module) is nn.Linear else None
+
+    with torch.no_grad():
+        close(model(X), original(X))
+        with nn.modules.module.register_module_forward_hook(hook):
+            close(model(X), original(X))
+            assert "hooks for all modules" in model[0].why_original(X)
+        close(model(X), original(X))
+    assert ran(model) == 2
+
+
+def test_gradients_of_torch_func_are_those_of_the_original(model: Any, original: Any) -> None:
+    def gradients(module: nn.Module) -> Any:
+        def loss(parameters: dict[str, torch.Tensor]) -> torch.Tensor:
+            return torch.func.functional_call(module, parameters, (X,)).square().sum()
+
+        return torch.func.grad(loss)(dict(module.named_parameters()))
+
+    close(gradients(model[0]), gradients(original))
+    with torch.no_grad():
+        close(model(X), original(X))
+    assert ran(model) == 1
+
+
+def test_traced_graph_has_the_operators_of_the_original(model: Any, original: Any) -> None:
+    """A kernel writes memory, which a trace of torch's operators does not see."""
+    with torch.no_grad():
+        graph = make_fx(model)(X)
+        close(graph(X + 1), original(X + 1))
+
+
+def test_restore_keeps_a_parametrization(model: Any, package: ModuleType) -> None:
+    class Twice(nn.Module):
+        def forward(self, value: torch.Tensor) -> torch.Tensor:
+            return value * 2
+
+    block = model[0]
+    block.register_parameter("extra", nn.Parameter(torch.ones(1)))
+    nn.utils.parametrize.register_parametrization(block, "extra", Twice())
+    package.restore_(model)
+    assert block.extra == 2
+    with torch.no_grad():
+        assert block(X).shape == X.shape
+    nn.utils.parametrize.remove_parametrizations(block, "extra")
+    package.restore_(model)
+    assert type(block).__module__ == "users"
 
 
 STATES: dict[str, Any] = {

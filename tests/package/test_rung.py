@@ -121,6 +121,28 @@ def test_modules_of_the_class_are_changed_in_place_and_restored(name: str, tmp_p
         package.optimize_(model, original=torch.nn.Conv2d)
 
 
+@pytest.mark.parametrize("name", ["compile", "eager+bf16", "compile+bf16"])
+def test_copy_is_optimized_again_and_a_compiled_module_is_given_back(
+    name: str, tmp_path: Path
+) -> None:
+    """A copy of a module has no compiled call."""
+    package = imported(exported(name, tmp_path / f"copied_{name.replace('+', '_')}"))
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ x / 3
+
+    model = torch.nn.Sequential(Model())
+    model[0].compile(backend="eager")
+    own = model[0]._compiled_call_impl
+    copied = package.optimize_(deepcopy(package.optimize_(model)))
+    assert ("compile" in name) == (copied[0]._compiled_call_impl is not None)
+    package.restore_(model)
+    assert model[0]._compiled_call_impl is own
+    package.restore_(copied)
+    assert "forward" not in vars(copied[0])
+
+
 def test_package_of_a_captured_module_names_the_users_class(tmp_path: Path) -> None:
     found = ladder("eager+channels_last")
     assert found.best is not None
