@@ -206,7 +206,7 @@ class _Module(Held):
         if self.parts.replayed:
             compute = "_forward" if self.parts.compile else f"ModelNew.{self.compute}"
             given = "".join(f"{name}, " for name in self._names()).rstrip()
-            values = f", self.{self.prepare}" if self.prepared_values else ""
+            values = f', self.{self.prepare}, "{self.cache}"' if self.prepared_values else ""
             return [*out, f"    return {self.replay}(self, {compute}, ({given}){values})"]
         if self.parts.compile:
             prepared = [f"*self.{self.prepare}()"] if self.prepared_values else []

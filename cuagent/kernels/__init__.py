@@ -74,14 +74,16 @@ class Kernels:
         return f"<kernels {self.__file__}: {', '.join(self._names)}>"
 
 
-def replay(module: Any, compute: Any, arguments: tuple[Any, ...], prepare: Any = None) -> Any:
+def replay(
+    module: Any, compute: Any, arguments: tuple[Any, ...], prepare: Any = None, cache: str = ""
+) -> Any:
     """Return `compute(module, *arguments, *prepare())`, replayed as a CUDA graph where possible.
 
     The graph reads the tensors that `prepare` returns in place (`cuda_graph.replay`).
     """
     from . import cuda_graph
 
-    return cuda_graph.replay(module, compute, arguments, prepare)
+    return cuda_graph.replay(module, compute, arguments, prepare, cache)
 
 
 def compile_together(warm_ups: Any) -> None:

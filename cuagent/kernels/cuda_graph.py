@@ -37,6 +37,8 @@ arguments). Each occupies the memory of a call."""
 WARM_UP_CALLS = 2
 """Number of calls on the capture's stream before the capture, in which libraries allocate
 workspaces."""
+CHANGES_OF = operator.attrgetter("_version")
+"""Function that returns torch's count of in-place changes of a tensor."""
 CHANGES = "forward changes its arguments or its state"
 CONSTANTS = (type(None), bool, int, float, str)
 """Types of arguments and results, other than tensors, that a graph stores as constants."""
@@ -61,12 +63,15 @@ def replay(
     compute: Callable[..., Any],
     arguments: tuple[Any, ...],
     prepare: Callable[[], tuple[Any, ...]] | None = None,
+    cache: str = "",
 ) -> Any:
     """Return `compute(module, *arguments, *prepare())`, replayed as a CUDA graph where possible.
 
     A graph reads the prepared values in place, so their tensors must not change. It is replayed as
     long as `prepare` returns the same tuple. The first call with another tuple runs without a
-    graph, because `prepare` may compute the values anew in each call.
+    graph, because `prepare` may compute the values anew in each call. `cache` names the attribute
+    of the module in which `prepare` keeps (watched parameters, values); a replay then looks there
+    itself.
     """
     if torch.compiler.is_compiling():
         return compute(module, *arguments, *(prepare() if prepare else ()))
@@ -74,6 +79,8 @@ def replay(
     if held is not None and not held.is_of(module, compute):
         held = None
     replayed = held.calls.replayed(arguments, {}) if held is not None else None
+    if held is not None and replayed is not None and held.is_prepared(module.__dict__.get(cache)):
+        return replayed[0]
     values = prepare() if prepare else ()
     if held is None or held.values is not values:
         module.__dict__[HELD] = _Held(module, compute, values)
@@ -88,7 +95,7 @@ HELD = "_cuda_graphs_of_replay"
 class _Held:
     """The graphs of a module for `replay`, with the function and the values that they contain.
 
-    It never changes, because other threads may call the module.
+    Only `_covered` changes, as one value, because other threads may call the module.
     """
 
     def __init__(
@@ -98,6 +105,7 @@ class _Held:
         values: tuple[Any, ...],
     ) -> None:
         self._module, self._compute, self.values = module, compute, values
+        self._covered: tuple[Any, bool] = None, False
         if module is not None and compute is not None:
             self.calls = _GraphedCalls(module, lambda *x: compute(module, *x, *values), False)
 
@@ -105,6 +113,17 @@ class _Held:
         """Return True if the graphs are those of this module and function. A shallow copy of a
         module has the attributes of the original."""
         return self._module is module and self._compute is compute
+
+    def is_prepared(self, known: Any) -> bool:
+        """Return True if the values are those in `known` (watched parameters, values) and no
+        parameter was changed in place. A graph's `State` has compared everything else."""
+        if known is None or known[0] is None or known[1] is not self.values:
+            return False
+        watched, covered = self._covered
+        if watched is not known[0]:
+            covered = self._module is not None and is_covered(known[0], self._module)
+            self._covered = known[0], covered
+        return covered and list(map(CHANGES_OF, known[0].tensors)) == known[0].changes
 
     def __deepcopy__(self, memo: object) -> _Held:
         return _Held(None, None, ())
@@ -256,6 +275,16 @@ def form_of(leaves: Sequence[Any], spec: Any) -> Any:
     )
     autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
     return spec and str(spec), forms, autocast, torch.is_inference_mode_enabled()
+
+
+def is_covered(watched: Any, module: torch.nn.Module) -> bool:
+    """Return True if `State` compares all tensors that `watched` lists (`sources.Watched`).
+
+    It does not compare tensors that are plain attributes.
+    """
+    parts = list(module.modules())
+    holders = {id(h) for p in parts for h in (p._parameters, p._buffers, p._modules)}
+    return all(id(holder) in holders for holder in watched.holders)
 
 
 class State:

@@ -40,7 +40,7 @@ def test_module_replays_a_function_of_its_arguments_and_prepared_values(generate
     text = generate(TASKS[name], options=options).files["model_new.py"]
     compile(text, "model_new.py", "exec")
     function = "_forward" if options.compile else "ModelNew._compute"
-    values = ", self._prepare" if "def _prepare(self)" in text else ""
+    values = ', self._prepare, "_prepared_values"' if "def _prepare(self)" in text else ""
     assert f"return replay(self, {function}, (x,){values})" in text
     assert text.index("if not self._fits(x):") < text.index("return replay(")
     (imported,) = (line for line in text.splitlines() if line.startswith("from cuagent."))

@@ -12,15 +12,17 @@ from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
-from cuagent.kernels import replay
+from cuagent.kernels import replay, unchanged, watch
 from cuagent.kernels.cuda_graph import (
     MAX_GRAPHS,
     NotCapturable,
     State,
+    _Held,
     casts_not_cached,
     flattened,
     form_of,
     graph_calls,
+    is_covered,
     is_traced,
     refusal,
 )
@@ -176,6 +178,62 @@ def test_replayed_function_on_a_cpu_is_called_each_time_and_copies_are_independe
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert_follows_changes(twin, x)
     assert model.computed == 12
+
+
+class Prepared(Scaled):
+    """Module that keeps its values in a cache, as a generated module does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = torch.ones(3)
+
+    def prepare(self) -> tuple[torch.Tensor, ...]:
+        known = self.__dict__.get("cache")
+        if known is None or known[0] is None or not unchanged(known[0]):
+            known = watch(self, ("layer.weight",)), (self.layer.weight.detach() * 2,)
+            self.__dict__["cache"] = known
+        return known[1]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return replay(self, Scaled.compute, (x,), self.prepare, "cache")
+
+
+def test_values_count_as_prepared_until_a_parameter_is_changed_in_place() -> None:
+    model = Prepared().eval()
+    values = model.prepare()
+    held = _Held(model, Scaled.compute, values)
+    assert held.is_prepared(model.__dict__["cache"])
+    assert not held.is_prepared((None, values)), "an inference tensor has no count of changes"
+    assert not held.is_prepared(None)
+    with torch.no_grad():
+        model.layer.weight.mul_(2)
+    assert not held.is_prepared(model.__dict__["cache"])
+    assert model.prepare() is not values
+    assert not held.is_prepared(model.__dict__["cache"]), "the graph reads other values"
+
+
+def test_plain_attributes_are_compared_by_prepare_alone() -> None:
+    model = Prepared().eval()
+    assert is_covered(watch(model, ("layer.weight", "layer.bias")), model)
+    assert not is_covered(watch(model, ("layer.weight", "plain")), model)
+
+
+def test_module_with_a_cache_follows_changes() -> None:
+    model = Prepared().eval()
+    x = torch.randn(3, 8)
+    assert_follows_changes(model, x)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert_follows_changes(twin, x)
+
+
+@pytest.mark.gpu
+def test_replayed_module_with_a_cache_follows_changes() -> None:
+    model = Prepared().eval().cuda()
+    x = torch.randn(3, 8, device="cuda")
+    assert_follows_changes(model, x)
+    assert model.computed < 3 * 6, "the later calls with equal values are replays"
+    model.layer = nn.Linear(8, 8).cuda()
+    assert_follows_changes(model, x)
 
 
 class Functional(nn.Module):
