@@ -160,8 +160,8 @@ SeedKernel = Annotated[
     Path | None,
     typer.Option(
         metavar="PATH",
-        help="Start from your own kernel: a folder with model_new.py, a file with ModelNew, or a "
-        "source file.",
+        help="Start from your own kernel: a folder with model_new.py, a file with ModelNew, or, "
+        "with a language model, a source file.",
     ),
 ]
 TimeScript = Annotated[

@@ -19,7 +19,9 @@ from cuagent.task.source import parse_python
 BEGIN, END = "# cuagent: begin", "# cuagent: end"
 MANIFEST = "applied.json"
 """Name of the JSON file in a patch's folder that lists the digests of the folder's files."""
-_BLOCK = re.compile(rf"\n\n\n{BEGIN} (?P<folder>\w+)[^\n]*\n(?:(?!{END})[^\n]*\n)*{END}(?=\n|\Z)")
+_BLOCK = re.compile(
+    rf"(?:\r?\n){{3}}{BEGIN} (?P<folder>\w+)[^\n]*\n(?:(?!{END})[^\n]*\n)*{END}(?=\r?\n|\Z)"
+)
 
 
 def folder_name(stem: str, entry: str) -> str:
@@ -55,10 +57,11 @@ def patched(source: str, entry: str, folder: str, *, in_package: bool) -> str:
         relative = f"from .{folder} import accelerate_"
         lines = ["try:", f"    {relative}", "except ImportError:  # run as a script", f"    {load}"]
     note = f"{BEGIN} {folder} (take it out with: cuagent apply --undo FILE)"
-    block = "\n".join(["\n\n", note, *lines, "", f"accelerate_({entry})", END])
+    end = "\r\n" if "\r\n" in source else "\n"
+    block = end.join(["", "", "", note, *lines, "", f"accelerate_({entry})", END])
     split = source.splitlines(keepends=True)
     before = "".join(split[: found.end_lineno])
-    last = before.removesuffix("\n")
+    last = before.removesuffix("\n").removesuffix("\r")
     return last + block + before[len(last) :] + "".join(split[found.end_lineno :])
 
 

@@ -22,9 +22,16 @@ def read_verified(path: Path) -> dict[str, Any]:
 
     Its entry `same_flags` is a function that returns True if torch's flags for matrix products have
     the verified values. The test takes a microsecond, so it is left out for a kernel that neither
-    calls products nor sets flags.
+    calls products nor sets flags. Raises RuntimeError if the file is damaged.
     """
-    facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        return _facts(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, KeyError, TypeError, StopIteration) as error:
+        raise RuntimeError(f"{path} is damaged; export the package again") from error
+
+
+def _facts(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries of the file with `Form` objects, and the test of torch's flags."""
     tensors = iter(Form(**each) for each in facts["tensors"])
     forms = nested(facts["nesting"], tensors)
     shapes = [

@@ -132,9 +132,11 @@ def test_other_class_or_folder_of_the_user_is_refused(cuagent: Cuagent, project:
 
 @pytest.mark.parametrize("ending", ["", "\n", "\n\n\nx = 1\n", "\n# no more"])
 @pytest.mark.parametrize("in_package", [False, True])
-def test_unpatched_text_is_the_former_text(ending: str, in_package: bool) -> None:
-    before = f"import torch\nclass Net:\n    x = 1{ending}"
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_unpatched_text_is_the_former_text(ending: str, in_package: bool, newline: str) -> None:
+    before = f"import torch\nclass Net:\n    x = 1{ending}".replace("\n", newline)
     after = patched(before, "Net", "net_net_fast", in_package=in_package)
+    assert after.count("\n") == after.count(newline)
     compile(after, "net.py", "exec")
     assert patched(after, "Net", "net_net_fast", in_package=in_package) == after
     assert unpatched(after) == (before, ["net_net_fast"])
