@@ -68,12 +68,12 @@ RESERVED = {
 }  # fmt: skip
 LOCALS = names_in(
     """
-    all at batch begin behind blended buffer carry channel_bias chosen chunk column count element
-    end first first_column first_inner first_other first_row flat given head heap held input_row item j joined last length
-    line local memory next p part parts place_in_row plane position q r rank remainder result
-    results row_sums rows scratch shares slice slot some source start step strip tap tap_weights
-    thread thread_slot thread_sums total turn v value values width window_row worst COLUMNS
-    Element ITEMS LANES LENGTH ROWS THREADS VECTOR
+    all at batch begin behind blended buffer carry channel_bias chosen chunk column count
+    element end first first_column first_inner first_other first_row flat given head heap held
+    input_row item j joined last length line local memory next p part parts place_in_row plane
+    position q r rank remainder result results row_sums rows scratch shares slice slot some
+    source start step strip tap tap_weights thread thread_slot thread_sums total turn v value
+    values width window_row worst COLUMNS Element ITEMS LANES LENGTH ROWS THREADS VECTOR
     """
 )
 """Names of variables and constants in generated kernels.
