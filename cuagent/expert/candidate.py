@@ -62,6 +62,8 @@ class Candidate:
     """Number of convolutions, except depthwise ones."""
     library_convolutions: int = 0
     """Number of convolutions, except depthwise ones, that torch computes."""
+    half_convolutions: int = 0
+    """Number of those in half precision."""
     library_attention: bool = False
     """True if torch computes an attention in float32 that a generated kernel could compute."""
     library_layers: bool = False
@@ -151,6 +153,9 @@ def _assemble(subject: Subject, options: Options, plans: Sequence[MethodPlan]) -
             {n.origin for plan in plans for n in plan.graph.nodes if n.op.startswith(CONVOLUTIONS)}
         ),
         library_convolutions=sum(n.op.startswith(LIBRARY_CONVOLUTIONS) for n in library_calls),
+        half_convolutions=sum(
+            n.op.startswith(LIBRARY_CONVOLUTIONS) and n.dtype != "float32" for n in library_calls
+        ),
         library_attention=any(
             n.op.startswith("F.scaled_dot_product_attention(")
             and n.dtype == "float32"

@@ -156,6 +156,17 @@ def test_long_sum_of_few_channels_is_a_kernel_where_the_reference_runs_in_tf32(t
     assert "128, 128, 32, num_warps=8" in candidate.files["model_new.py"]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [("float32", ["library"]), ("bfloat16", ["every", "library"])]
+)
+def test_network_in_half_precision_is_tried_with_own_kernels_for_all(tmp_path, dtype, expected):
+    layers = ", ".join(["nn.Conv2d(36, 36, 3, padding=1), nn.ReLU()"] * 4)
+    layer = f"nn.Sequential({layers}).to(torch.{dtype})"
+    subject = subject_of(tmp_path, layer, "8, 36, 32, 32", f"self.c(x.to(torch.{dtype}))")
+    found = list(dict.fromkeys(options.convolutions for options in tried(subject, speed=1.0)))
+    assert found == ["own", *expected]
+
+
 def test_convolution_with_a_long_sum_of_few_channels_is_tried_last(tmp_path):
     subject = subject_of(tmp_path, "nn.Conv2d(3, 96, 11, 4, 2)", "16, 3, 128, 128", "self.c(x)")
     found = [options.convolutions for options in tried(subject, speed=0.9)]
