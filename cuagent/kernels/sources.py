@@ -19,7 +19,7 @@ class Watched:
     them."""
 
     holders: list[dict[str, Any]]
-    """For each submodule, then each tensor: the dict that contains it."""
+    """The dicts that contain the submodules, then those that contain the tensors."""
     names: list[str]
     """The keys in these dicts."""
     held: list[Any]

@@ -202,7 +202,7 @@ def _with_flags(compiled):
         if torch.compiler.is_compiling():  # a graph of yours that holds this module
             return compiled(*arguments, **named)
         with flags_set(FLAGS):
-            return compiled(*arguments, **named)
+            return {result}
 
     return call
 """
@@ -223,13 +223,10 @@ def _call_text(mode: str, graph: bool) -> str:
     """Return the text of the function that calls the module with the flags set."""
     if mode == EAGER and not graph:
         return _EAGER
-    if mode not in OVERWRITING or graph:
-        return _COMPILED
-    under_flags = "        with flags_set(FLAGS):\n            return compiled(*arguments, **named)"
-    copied = under_flags.replace(
-        "compiled(*arguments, **named)", "_copied(compiled(*arguments, **named))"
-    )
-    return _COPIED + _COMPILED.replace(under_flags, copied)
+    call = "compiled(*arguments, **named)"
+    if mode in OVERWRITING and not graph:
+        return _COPIED + _COMPILED.format(result=f"_copied({call})")
+    return _COMPILED.format(result=call)
 
 
 def _statements(mode: str, options: list[str]) -> Iterator[str]:

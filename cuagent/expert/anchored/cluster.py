@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from cuagent.expert.graph.graph import COMPUTED, FLOATS, Graph, Kind, Node
 from cuagent.expert.selections.groups import PLACES
+from cuagent.expert.streaming.fuse import CHEAP
 from cuagent.expert.streaming.group import MAX_LEAVES, Group, leaves_and_returns
 from cuagent.expert.streaming.stages import COST
 
@@ -22,8 +23,6 @@ The unit is an addition (`streaming.stages.COST`). The limit applies to anchors 
 several times: a pool does so in each window that contains it.
 """
 
-CHEAP = frozenset({"add", "sub", "mul", "maximum", "minimum", "neg", "abs", "relu"})
-"""Operations that a reader computes again rather than read their result."""
 COST_OF_CHOICE = 2
 """Cost, in additions, of a `where` by the index of an element in a depthwise convolution's
 argument.

@@ -11,7 +11,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from cuagent.expert.graph.graph import JOIN, Graph, Kind, Node, Shape, contiguous_strides
+from cuagent.expert.graph.graph import (
+    JOIN,
+    Graph,
+    Kind,
+    Node,
+    Shape,
+    contiguous_strides,
+    unused_name,
+)
 from cuagent.expert.graph.orders import permuted
 
 
@@ -202,7 +210,7 @@ def _cut_part(
 
 
 def _unused(name: str, names: set[str]) -> str:
-    while name in names:
-        name += "_"
-    names.add(name)
-    return name
+    """Return a name that is not in `names`, and add it."""
+    found = unused_name(name, names)
+    names.add(found)
+    return found

@@ -11,6 +11,7 @@ Invariant: a node's arguments precede it in the list, and names are unique Pytho
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -302,6 +303,13 @@ class Graph:
                 needed.update(node.inputs)
         nodes = tuple(n for n in self.nodes if n.name in needed or n.kind is Kind.INPUT)
         return replace(self, nodes=nodes)
+
+
+def unused_name(name: str, taken: Container[str]) -> str:
+    """Return `name`, with underscores behind it if it is taken."""
+    while name in taken:
+        name += "_"
+    return name
 
 
 def contiguous_strides(shape: Shape) -> tuple[int, ...]:

@@ -185,7 +185,7 @@ def _is_possible(graph: Graph, name: str, wanted: Mapping[str, Order]) -> bool:
 
 
 def _copies(graph: Graph, name: str) -> bool:
-    """Return True for a copy of a view, which can be a kernel of its own."""
+    """Return True for a copy of a view, which a kernel may compute alone."""
     node = graph.node(name)
     views = node.kind is Kind.POINTWISE and node.op == "cast" and bool(node.inputs)
     return views and graph.node(node.inputs[0]).kind is Kind.STRIDED

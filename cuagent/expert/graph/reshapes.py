@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from dataclasses import replace
 
-from cuagent.expert.graph.graph import FLOATS, Graph, Kind, Node
+from cuagent.expert.graph.graph import FLOATS, Graph, Kind, Node, unused_name
 
 
 def operate_before_reshapes(graph: Graph, kinds: Container[Kind]) -> Graph:
@@ -31,9 +31,7 @@ def operate_before_reshapes(graph: Graph, kinds: Container[Kind]) -> Graph:
         if shape is None:
             nodes.append(node)
             continue
-        name = f"{node.name}_shaped"
-        while name in names:
-            name += "_"
+        name = unused_name(f"{node.name}_shaped", names)
         names.add(name)
         args = tuple(before[a].name if a in before else a for a in node.args)
         moved = replace(node, name=name, args=args, shape=shape)
