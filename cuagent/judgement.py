@@ -171,13 +171,13 @@ def result_of(
 
 
 def free_of(best: Judgement | None, found: Ladder | None) -> Ratio | None:
-    """Return eager's time over the best rung's time; None if eager is best or no ladder was
-    measured.
+    """Return eager's time over that of the rung to use (`Ladder.chosen`); None if it is eager or no
+    ladder was measured.
 
     The ratio from the best attempt's timing is used if it has the effort of the ladder's, else the
     ladder's ratio. Of two quick timings an inconclusive one does not replace a conclusive one.
     """
-    rung = found.best if found is not None else None
+    rung = found.chosen if found is not None else None
     if rung is None or rung.name == EAGER:
         return None
     gain = best.gain if best is not None else None

@@ -62,6 +62,9 @@ class Arm:
     """Number of samples in each round."""
     charged: float = 0.0
     """Part of `median`, in seconds, by which the wall clock exceeded the worker's own clock."""
+    in_a_row_s: float | None = None
+    """Seconds per call of calls without a pause between them, the host's time included. None on a
+    CPU, for a large task and for calls that keep the GPU busy."""
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ def _free_line(run: Run) -> str:
     """
     found = run.ladder
     free = free_of(result_judgement(run), found)
-    rung = found.best if found is not None else None
+    rung = found.chosen if found is not None else None
     if rung is None or free is None:
         return _undecided_line(found)
     over = ratio_over("eager", free)

@@ -22,8 +22,17 @@ WIDTH = 100
 """Width in characters of the table in a file or a pipe."""
 LEFT = (0, 2)
 """Indices of the left-aligned columns (names and ratios); the others are right-aligned."""
-HEAD = ("rung", "time", "over eager", "roof", "error", "start", "memory")
-BELOW = ("", "", "over eager", "of the roofline", "error", "to start", "of memory")
+HEAD = ("rung", "time", "over eager", "in a row", "roof", "error", "start", "memory")
+BELOW = (
+    "",
+    "",
+    "over eager",
+    "a call in a row",
+    "of the roofline",
+    "error",
+    "to start",
+    "of memory",
+)
 """Label of each column, written after a figure that is printed below its row for lack of width."""
 
 
@@ -140,8 +149,10 @@ def _best(found: Ladder) -> str:
         return (
             f"could not tell whether {unsure.name} beats eager: {gain}; time it again with --fresh"
         )
-    if best is not None:
-        return f"best at precision {found.precision}: {best.name}{_gain(best, ', ', ' over eager')}"
+    if best is not None and found.chosen is not None:
+        line = f"best at precision {found.precision}: {best.name}{_gain(best, ', ', ' over eager')}"
+        other = f"; exported is {found.chosen.name}, which is as fast and quicker in a row"
+        return line + (other if found.chosen is not best else "")
     if eager is None:
         return "no best rung: eager, the baseline of the ratios, was not timed; add it to --rungs"
     return "no rung is admissible: the reference itself fails the strict rule; see cuagent check"
@@ -161,11 +172,12 @@ def _row(rung: Rung, floor: Floor | None) -> list[str]:
     from cuagent.measure.roofline.model import amount, seconds_text
 
     if rung.failed:
-        return [rung.name, "failed", "", "", "", "", ""]
+        return [rung.name, "failed", *[""] * (len(HEAD) - 2)]
     return [
         rung.name,
         seconds_text(rung.seconds),
         _gain(rung) or ("1" if rung.over_eager else ""),
+        "" if rung.in_a_row_s is None else seconds_text(rung.in_a_row_s),
         "" if floor is None or not floor.seconds else f"{floor.share(rung.seconds):.0%}",
         "?" if rung.error is None else f"{rung.error:.1e}",
         "?" if rung.opened_s is None else f"{rung.opened_s:.1f} s",

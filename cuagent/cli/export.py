@@ -203,8 +203,8 @@ def write_result(
     if best is not None and (result is Result.KERNEL or found is None):
         refuse_slower(best, force=False)
         return _write_attempt(task, best, attempts[best.attempt], out, names, run)
-    if result is Result.RUNG and found is not None and found.best is not None:
-        rung = found.best
+    if result is Result.RUNG and found is not None and found.chosen is not None:
+        rung = found.chosen
         captured = None if run is None else captured_of(task, run, "")
         made = export_rung(rung, found, task, out, free=free_of(best, found), captured=captured)
         return f"the best option without a kernel, {full_name(rung.name)}, was exported to {made}"

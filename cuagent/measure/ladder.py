@@ -337,6 +337,7 @@ def _rung(
         arm.failed,
         timing.effort,
         _settings_of(referee, name),
+        arm.in_a_row_s,
     )
 
 

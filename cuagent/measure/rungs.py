@@ -1,7 +1,8 @@
 """Data of the ladder: its rungs, the best of them, and the gain of an attempt over the best rung.
 
 Pure data and arithmetic; `ladder.py` measures them. The best rung is the fastest that passes the
-strict rule and that the task's precision policy admits.
+strict rule and that the task's precision policy admits; kernels are compared with it. The chosen
+rung is used if there is no kernel: the best, or an equal one that needs less of the host's time.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ POSSIBLE_GAIN = 0.05
 none."""
 PROPOSED_RUNGS = 2
 """Number of the fastest rungs of a quick timing that a record timing times again."""
+EQUAL = 0.05
+"""A rung may replace the best one if it is slower by at most this share."""
+LIGHTER = 0.2
+"""Least share by which the best rung must take longer in a row than the rung that replaces it."""
 RECENT_S = 60.0
 """Age in seconds from which the report states how old a ladder is."""
 
@@ -51,6 +56,9 @@ class Rung:
     """Effort of the timing that gave `seconds` and `over_eager`."""
     settings: str = ""
     """torch's settings in which the rung differs from the task's own, as one line; "" if none."""
+    in_a_row_s: float | None = None
+    """Seconds per call of calls without a pause between them, the host's time included; None if not
+    timed."""
 
     @property
     def admissible(self) -> bool:
@@ -91,12 +99,36 @@ class Ladder:
 
         If there was a record timing, only its rungs are compared.
         """
+        return min(self._candidates, key=lambda rung: rung.seconds, default=None)
+
+    @property
+    def chosen(self) -> Rung | None:
+        """Return the rung to use if no kernel is: of those about as fast as the best, the one that
+        takes the least time in a row.
+
+        A loop of small kernels waits for the host, whose time the best rung's time does not show.
+        """
+        best = self.best
+        if best is None or best.in_a_row_s is None:
+            return best
+        equal = [
+            rung
+            for rung in self._candidates
+            if rung.in_a_row_s is not None and rung.seconds <= best.seconds * (1 + EQUAL)
+        ]
+        chosen = min(equal, key=lambda rung: rung.in_a_row_s or math.inf)
+        return chosen if (chosen.in_a_row_s or 0) * (1 + LIGHTER) < best.in_a_row_s else best
+
+    @property
+    def _candidates(self) -> list[Rung]:
+        """Return the rungs of which the best is chosen: those certainly faster than eager, or eager
+        alone."""
         every = [rung for rung in self.rungs if rung.admissible]
         recorded = [rung for rung in every if rung.effort is Effort.RECORD]
         admissible = recorded if any(rung.name == EAGER for rung in recorded) else every
         faster = [r for r in admissible if r.over_eager is not None and r.over_eager.low > 1]
         eager = [rung for rung in admissible if rung.name == EAGER]
-        return min(faster or eager, key=lambda rung: rung.seconds, default=None)
+        return faster or eager
 
     @property
     def contract(self) -> str:
@@ -121,14 +153,15 @@ class Ladder:
 
     @property
     def proposed(self) -> tuple[str, ...]:
-        """Return the rungs for a record timing: the baselines, the fastest of a quick timing, and
-        those not timed yet.
+        """Return the rungs for a record timing: the baselines, the chosen one, the fastest of a
+        quick timing, and those not timed yet.
 
         A quick timing only proposes rungs; the record timing decides which is the best.
         """
         admissible = [r for r in self.rungs if r.admissible and not math.isnan(r.seconds)]
         fastest = sorted(admissible, key=lambda rung: rung.seconds)[:PROPOSED_RUNGS]
-        names = [*self.baselines, *(rung.name for rung in fastest), *self.untimed]
+        chosen = [self.chosen.name] if self.chosen is not None else []
+        names = [*self.baselines, *chosen, *(rung.name for rung in fastest), *self.untimed]
         return tuple(dict.fromkeys(names))
 
     @property
@@ -275,7 +308,8 @@ def _with_record_timing(rung: Rung, timing: Timing) -> Rung:
     over = Ratio(1.0, 1.0, 1.0)
     if rung.name != EAGER:
         over = over_eager(timing, rung.name, rung.over_eager)
-    return replace(rung, seconds=arm.median, over_eager=over, effort=Effort.RECORD)
+    row = rung.in_a_row_s if arm.in_a_row_s is None else arm.in_a_row_s
+    return replace(rung, seconds=arm.median, over_eager=over, effort=Effort.RECORD, in_a_row_s=row)
 
 
 def over_eager(timing: Timing, name: str, seen: Ratio | None) -> Ratio:

@@ -105,14 +105,15 @@ def module_text(name: str, task: Task, own: TorchSettings, kind: str = "Model") 
         "",
         "try:  # as part of its package",
         *(["    from .cuda_graph import graph_calls"] if graph else []),
-        "    from .flags import flags_set",
+        "    from .flags import flags_set, flags_test",
         "except ImportError:  # by path, with its folder on sys.path",
         *(["    from cuda_graph import graph_calls"] if graph else []),
-        "    from flags import flags_set",
+        "    from flags import flags_set, flags_test",
         "",
         f"FLAGS = {json.dumps(set_flags)}".replace("null", "None")
         .replace("true", "True")
         .replace("false", "False"),
+        "HAS_FLAGS = flags_test(FLAGS)",
         "",
         "",
         f"KIND = {kind!r}",
@@ -193,6 +194,8 @@ _EAGER = """\
 def _with_flags(self, *arguments, **named):
     if torch.compiler.is_compiling():  # a graph of yours that holds this module
         return self._forward_without_flags(*arguments, **named)
+    if HAS_FLAGS():
+        return self._forward_without_flags(*arguments, **named)
     with flags_set(FLAGS):
         return self._forward_without_flags(*arguments, **named)
 """
@@ -201,6 +204,8 @@ def _with_flags(compiled):
     def call(*arguments, **named):
         if torch.compiler.is_compiling():  # a graph of yours that holds this module
             return compiled(*arguments, **named)
+        if HAS_FLAGS():
+            return {result}
         with flags_set(FLAGS):
             return {result}
 

@@ -125,7 +125,9 @@ def _timing(value: Timing) -> dict[str, Any]:
 
 
 def _ladder(value: Ladder) -> dict[str, Any]:
-    return {"best": value.best.name if value.best else None, "contract": value.contract}
+    best, chosen = value.best, value.chosen
+    names = {"best": best.name if best else None, "chosen": chosen.name if chosen else None}
+    return names | {"contract": value.contract}
 
 
 def _profile(value: Profile) -> dict[str, Any]:

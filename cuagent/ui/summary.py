@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from cuagent.agent.stop import FINISHED
+from cuagent.arms import CANDIDATE
 from cuagent.events import RunEnded, RunStarted
 from cuagent.judgement import Result, free_of, result_of
+from cuagent.measure.roofline.model import seconds_text
 from cuagent.record import RUNS
 from cuagent.timing import Effort, Ratio, Standing
 from cuagent.ui.table import NARROW, baseline_name, label_lines, share_facts
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 EAGER, COMPILE = "eager", "compile"
 KERNEL_LABEL = "kernel vs. best free option"
 KERNEL_LABEL_SHORT = "kernel vs. free"
+BY_HOST = 1.2
+"""Time of a call in a row over its time on the GPU from which the host's time is worth a line."""
 CUT_SHORT = {
     "interrupted": "interrupted",
     "model failed": "the model failed",
@@ -52,8 +56,9 @@ def summary_lines(
     rows = [] if best is None else _evidence(best, found, width)
     if best is None and found is not None and found.contract:
         rows = [("contract", found.contract)]
+    rows = [*_rows_in_a_row(best, found, name), *rows]
     tried = len(attempts)
-    if result is Result.RUNG and found is not None and found.best is not None:
+    if result is Result.RUNG and found is not None and found.chosen is not None:
         sign = glyphs.yes if tried and ended.stop not in CUT_SHORT else glyphs.unsure
         head = f"{sign} {_rung_head(ended, found, tried)}"
         rows = [*_free_rows(best, found), *_kernel_rows(best, name, tried), *rows]
@@ -88,7 +93,7 @@ def handle(run: RunStarted) -> str:
 def _rung_head(ended: RunEnded, found: Ladder, tried: int) -> str:
     """Return the headline if the result is a rung; `tried` is the number of kernels that were
     tried."""
-    rung, best = found.best, ended.best
+    rung, best = found.chosen, ended.best
     assert rung is not None
     name = full_name(rung.name)
     if not tried:
@@ -199,7 +204,7 @@ def _lower_ratio(best: Judgement, over_eager: Ratio, rung: str) -> Ratio | None:
 
 def _free_rows(best: Judgement | None, found: Ladder) -> list[tuple[str, str]]:
     free = free_of(best, found)
-    of_record = found.best is not None and found.best.effort is Effort.RECORD
+    of_record = found.chosen is not None and found.chosen.effort is Effort.RECORD
     how = "record timing" if of_record else "quick timing"
     if age := found.age() if not of_record else "":
         how += f", {age}"
@@ -239,6 +244,25 @@ def _evidence(best: Judgement, found: Ladder | None, width: int) -> list[tuple[s
     if best.contract:
         rows.append(("contract", best.contract))
     return [*rows, ("isolation", best.verdict.tier)]
+
+
+def _rows_in_a_row(
+    best: Judgement | None, found: Ladder | None, name: str
+) -> list[tuple[str, str]]:
+    """Return the row with the times of calls in a row, if one of them is bound by the host."""
+    timing = best.timing if best is not None else None
+    timed: dict[str, tuple[float, float]] = {}
+    arm = timing.arm(CANDIDATE) if timing is not None else None
+    if arm is not None and arm.in_a_row_s is not None:
+        timed[name] = arm.in_a_row_s, arm.median
+    rungs = [found.chosen, found.best, found.rung(EAGER)] if found is not None else []
+    for rung in rungs:
+        if rung is not None and rung.in_a_row_s is not None:
+            timed[full_name(rung.name)] = rung.in_a_row_s, rung.seconds
+    if not any(row > BY_HOST * seconds for row, seconds in timed.values()):
+        return []
+    shown = ", ".join(f"{each} {seconds_text(row)}" for each, (row, _) in timed.items())
+    return [("in a row", f"{shown} a call; the host's time counts there")]
 
 
 def _ratio_text(gain: Ratio) -> str:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cuagent.arms import CANDIDATE
+from cuagent.arms import CANDIDATE, GRAPH, OVERWRITING
 from cuagent.task import TreeError, flatten, unflatten
 from cuagent.task.random_fills import RandomFills
 from cuagent.worker.arms import ModelSpec, import_arm
@@ -106,6 +106,8 @@ class _Worker:
                     self.load(self.arenas[message["arena"]], message["slot"], message["fresh"])
             case "run":
                 return self.run(message)
+            case "row":
+                self.run_row(message)
         return [0]
 
     def warm_up(self) -> None:
@@ -198,6 +200,25 @@ class _Worker:
         if allocations.overrun():
             raise Refusal(Status.WROTE_OUTSIDE, "wrote outside a tensor made with torch.empty")
         return claims
+
+    def run_row(self, message: dict[str, Any]) -> None:
+        """Call forward on the same inputs again and again, without a pause between two calls.
+
+        Results that a later call would overwrite are copied, as users must copy them.
+        """
+        import torch
+
+        sources = self.arenas[message["inputs"]]
+        arguments = unflatten(sources.own_copy(message["slot"]), self.model_spec.inputs)
+        mode, *options = self.model_spec.arm.split("+")
+        copied = mode in OVERWRITING and GRAPH not in options
+        with torch.no_grad(), _user_code(Status.RAISED):
+            for _ in range(message["calls"]):
+                output = self.model(*arguments)
+                if copied:
+                    torch.utils._pytree.tree_map_only(torch.Tensor, torch.clone, output)
+            if self._clock is not None:
+                self._clock.synchronize()
 
     def _check_state(self) -> None:
         """Compare the model's state dict with the loaded weights, once after each `load`. Raises

@@ -237,6 +237,16 @@ class Session(DrivenProcess):
             keep=keep,
         )
 
+    def row(self, inputs: Arena, slot: int, calls: int, *, deadline_s: float) -> float:
+        """Call forward `calls` times on the inputs of a slot, one call right behind the other, and
+        wait for the GPU once. Return the seconds per call on the referee's clock.
+
+        The outputs are dropped. Raises SessionEnded.
+        """
+        message = {"do": "row", "inputs": self._lend(inputs), "slot": slot, "calls": calls}
+        _, wall = self._exchange(message, (), 1, deadline_s)
+        return wall / calls
+
     def forget(self, arena: Arena) -> None:
         """Let the worker unmap an arena that was lent to it; call this before closing the arena."""
         if not self.closed and arena in self._lent:

@@ -375,6 +375,25 @@ def test_best_rung_is_right_admitted_and_certainly_faster() -> None:
     assert made(eager, rung("compile", 3.9e-3, 0.9)).best == eager
 
 
+def test_chosen_rung_is_about_as_fast_as_the_best_and_quicker_in_a_row() -> None:
+    def in_a_row(name: str, seconds: float, row: float | None) -> Rung:
+        return replace(rung(name, seconds, 1.8), in_a_row_s=row)
+
+    eager = replace(rung("eager", 4e-3, 1.0), in_a_row_s=5e-3)
+    torchs = in_a_row("reduce-overhead", 1e-3, 2.5e-3)
+    own = in_a_row("compile+cuda_graph", 1.04e-3, 1.2e-3)
+    assert made(eager, torchs, own).best == torchs, "a kernel is compared with the fastest"
+    assert made(eager, torchs, own).chosen == own
+    others = torchs, in_a_row("compile", 1.01e-3, 2e-3)
+    assert own.name in made(eager, *others, own).proposed
+    slower = replace(own, seconds=1.06e-3)
+    assert made(eager, torchs, slower).chosen == torchs
+    assert made(eager, torchs, replace(own, in_a_row_s=2.3e-3)).chosen == torchs
+    assert made(eager, torchs, replace(own, in_a_row_s=None)).chosen == torchs
+    assert made(eager, replace(torchs, in_a_row_s=None), own).chosen.name == "reduce-overhead"
+    assert made(eager, replace(own, right=False)).chosen == eager
+
+
 def test_precision_policies_admit_their_rungs(referee: Referee) -> None:
     match = replace(referee.task, device=Device.CUDA)
     tf32 = replace(match, precision=Precision.TF32)

@@ -70,6 +70,23 @@ def test_without_an_accepted_attempt_the_rung_stands_alone() -> None:
     assert "cuagent export runs/x --out DIR" in text
 
 
+def test_a_rung_that_waits_less_for_the_host_is_the_result_and_its_times_are_shown() -> None:
+    eager, compiled, graphs = LADDER.rungs
+    own = replace(
+        graphs,
+        name="compile+cuda_graph",
+        seconds=15.5e-6,
+        over_eager=Ratio(1.93, 1.9, 1.96),
+        in_a_row_s=55e-6,
+    )
+    rows = replace(eager, in_a_row_s=233e-6), compiled, replace(graphs, in_a_row_s=116e-6), own
+    text = said(None, replace(LADDER, rungs=rows))
+    assert text.startswith("? no kernel tried; compile graph is 1.93x (quick timing)")
+    assert "in a row  compile graph 55 us, CUDA graphs 116 us, eager 233 us a call" in text
+    busy = [replace(rung, in_a_row_s=rung.seconds * 1.1) for rung in LADDER.rungs]
+    assert "in a row" not in said(None, replace(LADDER, rungs=tuple(busy)))
+
+
 def test_summary_reports_that_nothing_beats_eager() -> None:
     eager = replace(LADDER, rungs=LADDER.rungs[:1], later=())
     for best in (None, SLOWER):

@@ -96,6 +96,17 @@ def _by_form(*tensors: torch.Tensor) -> list[torch.Tensor]:
     )
 
 
+def test_calls_in_a_row_are_timed_together(fork_server: ForkServer) -> None:
+    stage = Stage()
+    slow = "(__import__('time').sleep(0.002), self.weight)[1]"
+    with stage.open(fork_server, slow) as session:
+        seconds = session.row(stage.inputs, 1, 20, deadline_s=60)
+    assert 0.002 <= seconds < 0.02
+    with stage.open(fork_server, "1 / 0") as session, pytest.raises(SessionEnded) as ended:
+        session.row(stage.inputs, 1, 20, deadline_s=60)
+    assert ended.value.status is Status.RAISED
+
+
 def test_inputs_keep_their_strides(fork_server: ForkServer) -> None:
     stage = Stage(1)
     more = "torch.full((8,), float(b.stride()[1]))"

@@ -17,6 +17,7 @@ from cuagent.events import Emit, Phase
 from cuagent.measure import system_load
 from cuagent.measure.timing.baselines import Baselines, warmed
 from cuagent.measure.timing.candidate_process import BUDGET_S, CandidateProcess
+from cuagent.measure.timing.in_a_row import time_in_a_row
 from cuagent.measure.timing.repeats import Repeats
 from cuagent.measure.timing.rounds import LOOKS, TWIN, Round
 from cuagent.measure.timing.slices import Slices
@@ -134,7 +135,10 @@ class RoundRunner:
             self.device_lock, nullcontext if self.pauses_whole else self.baselines.paused
         )
         with slices.held(_stage(timed_arms, effort)):
-            return repeats.run(budget, slices.give_way), repeats.slowed
+            wrong = repeats.run(budget, slices.give_way)
+            if self.device is Device.CUDA and not (glance or batch.lean or wrong):
+                time_in_a_row(timed_arms, batch, slots[0])
+            return wrong, repeats.slowed
 
 
 def _stage(timed_arms: Mapping[str, TimedArm], effort: Effort) -> Stage:

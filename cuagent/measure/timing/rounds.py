@@ -384,5 +384,14 @@ def arm_of(name: str, rounds: Sequence[Round], failed: str, device: Device) -> A
     blocks = tuple(len(taken.counted[name]) for taken in valid)
     claims = (block.claim for taken in valid for block in taken.timed_arms[name].blocks)
     charged = median(max(0.0, c - claim) for c, claim in zip(samples, claims, strict=True))
-    opened_s = valid[0].timed_arms[name].opened_s
-    return Arm(name, median(typical), samples, opened_s, failed, blocks, charged)
+    rows = [row for taken in valid if (row := taken.timed_arms[name].in_a_row_s) is not None]
+    return Arm(
+        name,
+        median(typical),
+        samples,
+        valid[0].timed_arms[name].opened_s,
+        failed,
+        blocks,
+        charged,
+        min(rows, default=None),
+    )

@@ -79,6 +79,9 @@ class TimedArm:
     """Time of one single call after each block; empty if blocks have one call."""
     memory: int | None = None
     """GPU memory of the process in bytes, CUDA context included."""
+    in_a_row_s: float | None = None
+    """Seconds per call of calls without a pause between them (`in_a_row.py`); None if not
+    timed."""
 
     @property
     def claims(self) -> list[float]:
