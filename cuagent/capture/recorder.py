@@ -8,6 +8,7 @@ a module that no other module's call contains.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -130,6 +131,8 @@ class Recorder:
         self.others = 0
         """Number of calls that were not recorded, because `MOST_SHAPES` others were."""
         self.under_capture = 0
+        self.calls_by_class: Counter[type] = Counter()
+        """Number of calls of the modules of each class, if one module is captured."""
         self.snapshot: Snapshot | None = None
         self.module: str = ""
         """Full name of the captured module."""
@@ -161,6 +164,8 @@ class Recorder:
             started = self._before(module, args, kwargs) if is_target else None
             if is_target:
                 self.module = f"{root}.{path}" if path else root
+            if self.target is not None:
+                self.calls_by_class[type(module)] += 1
         self._depth += 1
         begin = time.perf_counter()
         try:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cuagent.arms import CANDIDATE, EAGER
-from cuagent.capture.listing import calls_text
+from cuagent.capture.listing import amdahl, calls_text
 from cuagent.events import Emit, Phase, ignore
 from cuagent.record import plain, read_file
 from cuagent.task import Task, load_task
@@ -75,6 +75,9 @@ class ShapesResult:
     """Share of the time of the script's steps that the module's forward took."""
     trains: bool = False
     """True if training steps were judged. `share` lacks their backward passes then."""
+    share_of_class: float | None = None
+    """Share of all modules of the class, which a package changes together. It is estimated from
+    their calls; None if no other module of the class was called."""
 
     @property
     def weighted(self) -> float:
@@ -97,7 +100,14 @@ class ShapesResult:
     @property
     def script(self) -> float:
         """Expected speedup of the script's steps, from `weighted` and `share` by Amdahl's law."""
-        return 1 / (1 - self.share + self.share / self.weighted)
+        return amdahl(self.share, self.weighted)
+
+    @property
+    def script_of_class(self) -> float | None:
+        """Expected speedup of the script's steps if all modules of the class are changed; None if
+        there is only one."""
+        share = self.share_of_class
+        return None if share is None else amdahl(share, self.weighted)
 
     def to_json(self) -> dict[str, Any]:
         """Return the results as a JSON object."""
@@ -107,6 +117,8 @@ class ShapesResult:
             "worst": plain(self.worst),
             "share": self.share,
             "script": None if self.trains else self.script,
+            "share_of_class": self.share_of_class,
+            "script_of_class": None if self.trains else self.script_of_class,
         }
 
 
@@ -180,7 +192,20 @@ def judge_shapes(
             results.append(_judged(task, task.path.with_name(file), calls, attempt, isolation))
     if others := manifest["calls_of_other_forms"]:
         results.append(ShapeResult(None, others, covered=False, why="other arguments"))
-    return ShapesResult(tuple(results), float(manifest["share"]), trains=bool(task.step))
+    return ShapesResult(
+        tuple(results),
+        float(manifest["share"]),
+        trains=bool(task.step),
+        share_of_class=_share_of_class(manifest),
+    )
+
+
+def _share_of_class(manifest: dict[str, Any]) -> float | None:
+    own, every = manifest["calls"], manifest.get("calls_of_class")
+    if not _is_count(every) or not own or every <= own:
+        return None
+    share: float = min(1.0, manifest["share"] * every / own)
+    return share
 
 
 def lines(found: ShapesResult) -> list[str]:
@@ -198,6 +223,11 @@ def lines(found: ShapesResult) -> list[str]:
     worst = found.worst
     share = f"{found.share:.0%} of the script's steps"
     last = f"the module took {share}, so they should become {found.script:.2f}x as fast"
+    if found.script_of_class is not None:
+        last += (
+            f"; all modules of its class, which optimize_ changes together, took about "
+            f"{found.share_of_class:.0%}: {found.script_of_class:.2f}x"
+        )
     if found.trains:
         last = (
             f"the module's forward took {share}, and its backward was not measured there: "

@@ -286,6 +286,7 @@ def _manifest(
         "module": recorder.module,
         "class": f"{snapshot.reference.__module__}.{snapshot.reference.__qualname__}",
         "calls": entry.count,
+        "calls_of_class": recorder.calls_by_class[snapshot.reference],
         "steps": len(recorder.steps),
         "window_s": window,
         "module_s": inside,

@@ -31,6 +31,7 @@ def test_a_module_of_a_training_script_becomes_a_task(capture: Run) -> None:
     assert {s["task"] for s in found["shapes"]} == {"task.py", "shape_2.py"}
     assert found["compiled"] == ["Net"]
     assert 0 < found["share"] < 1
+    assert (found["calls"], found["calls_of_class"]) == (7, 14), "blocks.0 and blocks.1"
     reference = opened(done.folder)
     assert [tuple(x.shape) for x in reference.inputs(1)] == [(4, 12, 16)]
     names = ["down.bias", "down.weight", "norm.bias", "norm.weight", "up.bias", "up.weight"]

@@ -71,6 +71,14 @@ def test_the_weighted_mean_counts_calls_times_seconds_and_the_original_where_it_
     assert "took 50% of the script's steps, so they should become" in text[4]
 
 
+def test_all_modules_of_the_class_count_in_the_gain_of_a_package() -> None:
+    shape = ShapeResult("task.py", 10, True, "", 2.0, 1.9, 2.1, eager_s=0.4)
+    one, every = ShapesResult((shape,), 0.1), ShapesResult((shape,), 0.1, share_of_class=0.8)
+    assert "optimize_" not in lines(one)[-1]
+    assert one.to_json()["script_of_class"] is None
+    assert "changes together, took about 80%: 1.67x" in lines(every)[-1]
+
+
 def test_no_gain_of_the_script_is_claimed_if_no_shape_is_surely_faster() -> None:
     doubtful = ShapeResult("task.py", 10, True, "", 1.2, 0.9, 1.6, eager_s=0.4)
     text = lines(ShapesResult((doubtful,), share=0.5))
