@@ -23,6 +23,7 @@ from cuagent.expert.naming import title
 from cuagent.expert.options import Options
 from cuagent.expert.products import triton as matrix_product
 from cuagent.expert.products.product import Product
+from cuagent.expert.products.qualify import reads_weights
 from cuagent.expert.products.tiles import ranked
 from cuagent.expert.streaming.group import Group
 
@@ -82,7 +83,7 @@ def _product_call(
 ) -> TritonCall:
     text = matrix_product.render(name, step, lambda output: graph.node(output).dtype)
     sizes = (step.rows, step.columns, step.node.dtype, target.processors, step.batch)
-    tiles = ranked(*sizes, step.split)
+    tiles = ranked(*sizes, step.split, reads_weights(step.node, graph))
     tile = tiles[min(options.tiles, len(tiles) - 1)]
     return TritonCall(name, text, step, partial(matrix_product.launch, product=step, tile=tile))
 

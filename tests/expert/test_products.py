@@ -389,6 +389,14 @@ def test_weight_of_split_product_is_split_once(generate, split_small, interprete
     interpreted(candidate)
 
 
+def test_weight_of_a_large_product_is_split_once(generate):
+    text = weight_text("layer").replace("80", "1024").replace("50", "2048").replace("40", "2048")
+    module = module_of(generate(text))
+    forward = module[module.rindex("def forward") : module.index("def _prepare")]
+    assert forward.count("_parts[") == 1, "that of the input"
+    assert "torch.float16" in module[module.index("def _prepare") :]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_cuda_product_with_split_weight_agrees_with_reference(make, split_small, name):

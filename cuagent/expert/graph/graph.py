@@ -211,6 +211,8 @@ class Node:
     order: tuple[int, ...] = ()
     """Dimensions of an input or of a library call's result in the order of memory, outermost first;
     () if contiguous. `graph.layouts` changes the shape of such a node to the order of memory."""
+    beside: tuple[str, ...] = ()
+    """Names of nodes that are no arguments, but that a generated kernel reads besides them."""
 
     @cached_property
     def size(self) -> int:
@@ -300,7 +302,7 @@ class Graph:
         needed = set(self.outputs)
         for node in reversed(self.nodes):
             if node.name in needed:
-                needed.update(node.inputs)
+                needed.update(node.inputs, node.beside)
         nodes = tuple(n for n in self.nodes if n.name in needed or n.kind is Kind.INPUT)
         return replace(self, nodes=nodes)
 

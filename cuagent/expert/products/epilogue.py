@@ -31,13 +31,15 @@ def epilogue(
     reads: Mapping[tuple[str, str], Place],
     address: Callable[[Place], str],
     reduction: Callable[[str, str], str] | None = None,
+    second: tuple[str, Place | None] | None = None,
 ) -> list[str]:
     """Return the lines of Triton code that compute `nodes` from the product, which the variable
     `total` contains.
 
     `product`: name of the product's node. `reads`: tensor to load, by (reader, argument).
     `address`: returns the text of the pointers to a tensor's tile. `reduction`: returns the text of
-    a reduction over the columns, given an operator and the text of its operand.
+    a reduction over the columns, given an operator and the text of its operand. `second`: name and
+    bias of another product, which the variable `total_2` contains.
     """
     lines: list[str] = []
     loaded: dict[Place, str] = {}
@@ -57,8 +59,9 @@ def epilogue(
             return value(reads[node.name, arg])
         return variable(arg)
 
-    shift = f" + {value(bias)}" if bias is not None else ""
-    lines.append(f"    {variable(product)} = total{shift}")
+    for total, name, of in (("total", product, bias), *([("total_2", *second)] if second else [])):
+        shift = f" + {value(of)}" if of is not None else ""
+        lines.append(f"    {variable(name)} = {total}{shift}")
     for node in nodes:
         words = [operand(node, arg) for arg in node.args]
         if node.kind is Kind.VIEW:

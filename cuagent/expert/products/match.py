@@ -21,7 +21,7 @@ from cuagent.expert.graph.graph import Graph, Kind, Node
 from cuagent.expert.graph.storage import NestError
 from cuagent.expert.products.expressions import EXPRESSIONS
 from cuagent.expert.products.product import TRIANGLE, Matrix, Product, batch_of, matrix_of, parts_of
-from cuagent.expert.products.qualify import may_gain, qualifies, splits
+from cuagent.expert.products.qualify import may_gain, qualifies, reads_weights, splits
 from cuagent.expert.streaming.group import Group, Step
 
 MOST_BATCH = 65535
@@ -29,19 +29,27 @@ MOST_BATCH = 65535
 
 
 def with_products(
-    steps: Sequence[Step], graph: Graph, target: Target, keep: frozenset[str], split: bool = True
+    steps: Sequence[Step],
+    graph: Graph,
+    target: Target,
+    keep: frozenset[str],
+    split: bool = True,
+    few_rows: bool = False,
 ) -> tuple[Step | Product, ...]:
     """Return the steps with each qualifying product, and the fused group that becomes its epilogue,
     replaced by one `Product`.
 
     Products whose origin is in `keep` stay library calls. `split`: operands of float32 products may
-    be split before the product.
+    be split before the product. `few_rows`: as in `may_gain`.
     """
     made = partial(_product, graph=graph, target=target if split else None)
     found: dict[str, Product] = {}
     absorbed: set[int] = set()
+    seconds: set[str] = set()
     for step in steps:
         if not isinstance(step, Node) or step.origin in keep or not qualifies(step, target):
+            continue
+        if step.name in seconds:
             continue
         views, group = _reader_through_views(step, steps, graph)
         if id(group) in absorbed:  # both products of a gate are read by one group
@@ -50,10 +58,42 @@ def with_products(
         if product is None:
             product, group = made(step, None), None
             product = _with_triangle(product, graph) if product is not None else None
-        if product is not None and may_gain(product, graph, target):
+        if product is not None and may_gain(product, graph, target, few_rows=few_rows):
+            if few_rows and group is not None and reads_weights(step, graph):
+                product = _with_second(product, group, steps, graph, keep)
+                seconds |= {product.second.node.name} if product.second else set()
             found[step.name] = product
             absorbed |= {id(group)} if group is not None else set()
-    return _placed(steps, found, absorbed)
+    return _placed([s for s in steps if _name(s) not in seconds], found, absorbed)
+
+
+def _name(step: Step) -> str:
+    return step.name if isinstance(step, Node) else ""
+
+
+def _with_second(
+    product: Product, group: Group, steps: Sequence[Step], graph: Graph, keep: frozenset[str]
+) -> Product:
+    """Return the product with another product of the same left operand as `second`, if its epilogue
+    reads such a product and nothing else does."""
+    for (_, name), read in product.reads.items():
+        node = graph.node(name)
+        alike = (
+            node.kind is Kind.LIBRARY and node.op.startswith("F.linear(") and name == read.tensor
+        )
+        if not alike or node.origin in keep or node.args[0] != product.node.args[0]:
+            continue
+        if node.shape != product.node.shape or only_reader(node, steps, graph) is not group:
+            continue
+        other = _product(node, None, graph=graph, target=None)
+        if other is None or other.left != product.left or other.right.column != 1:
+            continue
+        reads = {key: matrix for key, matrix in product.reads.items() if key[1] != name}
+        places: dict[str, tuple[int, ...]] = product.places | {name: ()}
+        if any(matrix.tensor == name for matrix in reads.values()):
+            continue
+        return replace(product, second=other, reads=reads, places=places)
+    return product
 
 
 def _with_triangle(product: Product, graph: Graph) -> Product:

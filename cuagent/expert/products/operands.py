@@ -46,7 +46,8 @@ def copy_operands(graph: Graph, target: Target, keep: frozenset[str], split: boo
             continue
         weight, view = _source(graph, str(node.args[1]))
         if split and weight.name in prepared and splits(*sizes, target, prepared=True):
-            nodes += [*_parts(node, weight, view, sizes), node]
+            parts = _parts(node, weight, view, sizes)
+            nodes += [*parts, replace(node, beside=tuple(part.name for part in parts))]
         elif (node.op in CALLS or view != "{0}") and min(sizes[:2]) >= LEAST_REUSE:
             nodes += [node] if split and splits(*sizes, target) else _linear(graph, node)
         else:

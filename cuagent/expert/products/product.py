@@ -61,6 +61,9 @@ class Product:
     parts: tuple[str, ...] = ()
     """Names of the right operand's high part, low part and scales, if they are computed once in
     advance; else ()."""
+    second: Product | None = None
+    """Another product of the same left operand, which the epilogue alone reads: the other half of a
+    gate. It has no epilogue of its own."""
     triangle: Node | None = None
     """The node of triu or tril that is the only reader of the product; None without one. Tiles
     outside of the triangle are not computed."""
@@ -68,7 +71,8 @@ class Product:
     @property
     def nodes(self) -> tuple[Node, ...]:
         """All nodes that the kernel computes."""
-        return (self.node, *self.epilogue, *([self.triangle] if self.triangle else []))
+        second = self.second.nodes if self.second is not None else ()
+        return (self.node, *second, *self.epilogue, *([self.triangle] if self.triangle else []))
 
     @property
     def kept(self) -> tuple[str, int]:
@@ -82,7 +86,9 @@ class Product:
         bias = [self.bias] if self.bias is not None else []
         read = [self.left, self.right, *bias, *self.reads.values()]
         types = ("float16", "float16", "float32")
-        return {m.tensor: m.dtype for m in read} | dict(zip(self.parts, types, strict=False))
+        second = self.second.tensors if self.second is not None else {}
+        own = {m.tensor: m.dtype for m in read} | dict(zip(self.parts, types, strict=False))
+        return own | second
 
 
 def parts_of(node: Node) -> tuple[str, str, str]:

@@ -6,6 +6,8 @@ epilogue.
 
 from __future__ import annotations
 
+import math
+
 from cuagent.expert.capture.subject import Target
 from cuagent.expert.graph.graph import Graph, Kind, Node
 from cuagent.expert.products.product import Product
@@ -40,6 +42,9 @@ multiprocessors than `LEAST_OCCUPIED`: cuBLAS then gains by splitting K.
 
 On an H200 a generated kernel that splits K took 0.50 ms for 256 x 256 x 131072, cuBLAS 0.34.
 """
+MOST_ROWS, LEAST_WEIGHTS = 16, 1 << 20
+"""Largest number of rows, and least number of elements of the right operand, of a product whose
+time is that of reading the right operand. 16 rows are one tile of the tensor cores."""
 MOST_DEPTH = 4096
 """Largest K of a half-precision product for which a kernel with an epilogue is used."""
 
@@ -53,8 +58,21 @@ def qualifies(node: Node, target: Target) -> bool:
     return target.capability >= (8, 0) and node.dtype in ("bfloat16", "float16")
 
 
-def may_gain(product: Product, graph: Graph, target: Target) -> bool:
-    """Return True if a kernel with the product's epilogue may be faster than the library."""
+def reads_weights(node: Node, graph: Graph) -> bool:
+    """Return True for a half-precision product of so few rows that reading its right operand takes
+    its time."""
+    right = graph.node(str(node.args[1]))
+    few = math.prod(node.shape[:-1]) <= MOST_ROWS and len(right.shape) == 2
+    return few and node.dtype != "float32" and right.size >= LEAST_WEIGHTS
+
+
+def may_gain(product: Product, graph: Graph, target: Target, *, few_rows: bool = False) -> bool:
+    """Return True if a kernel with the product's epilogue may be faster than the library.
+
+    `few_rows`: a kernel is also used for products that `reads_weights` names.
+    """
+    if reads_weights(product.node, graph):
+        return few_rows and bool(product.epilogue)
     rows, columns, depth, batch = product.rows, product.columns, product.depth, product.batch
     if product.node.dtype == "float32":
         return is_large(rows, columns, depth, target, batch)

@@ -55,17 +55,33 @@ HALF = (
     Tile(64, 16, 128, 4, 5, 0.2),
     Tile(16, 64, 128, 4, 5, 0.2),
 )
+FEW_ROWS = (
+    Tile(16, 64, 128, 4, 5, 1.0),
+    Tile(16, 32, 256, 4, 5, 1.0),
+    Tile(16, 16, 512, 4, 5, 1.0),
+)
+"""Tiles for half-precision products of at most 16 rows: a block has 64 KiB of weights in flight,
+which a multiprocessor needs at the full rate of the memory. Estimates, not measured."""
 GROUP = 8
 """Number of tile rows that are computed together, so that their operands stay in the L2 cache."""
 
 
 def ranked(
-    rows: int, columns: int, dtype: str, processors: int, batch: int = 1, split: bool = False
+    rows: int,
+    columns: int,
+    dtype: str,
+    processors: int,
+    batch: int = 1,
+    split: bool = False,
+    few_rows: bool = False,
 ) -> tuple[Tile, ...]:
     """Return the tiles for a product of `rows` x `columns`, the best by the model first.
-    `processors`: number of multiprocessors."""
+
+    `processors`: number of multiprocessors. `few_rows`: the product's time is that of reading the
+    right operand.
+    """
     tiles: tuple[Tile, ...] = FLOAT32 if dtype == "float32" else HALF
-    tiles = SPLIT if split else tiles
+    tiles = SPLIT if split else FEW_ROWS if few_rows else tiles
     return tuple(sorted(tiles, key=lambda t: -_score(t, rows, columns, processors, batch)))
 
 

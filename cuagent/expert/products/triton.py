@@ -52,6 +52,7 @@ def render(name: str, product: Product, dtype_of: Callable[[str], str]) -> str:
         "    k = tl.arange(0, DEPTH)",
         *(halves.pointers(product) if product.split else _pointers(product)),
         "    total = tl.zeros((ROWS, COLUMNS), tl.float32)",
+        *(["    total_2 = tl.zeros((ROWS, COLUMNS), tl.float32)"] if product.second else []),
     ]
     end = "end" if product.triangle else f"{depth}"
     lines += _triangle(product)
@@ -65,11 +66,16 @@ def render(name: str, product: Product, dtype_of: Callable[[str], str]) -> str:
 def _pointers(product: Product) -> list[str]:
     """Return the lines that compute pointers to the first tile along K of both operands."""
     rows, columns = product.rows, product.columns
+    rights = [("right", product.right)]
+    rights += [("right_2", product.second.right)] if product.second else []
     return [
         f"    left = {_operand(product.left, 'm', rows)}[:, None] + k[None, :]"
         f"{times(product.left.column)}",
-        f"    right = {_operand(product.right, 'n', columns)}[None, :] + k[:, None]"
-        f"{times(product.right.column)}",
+        *(
+            f"    {name} = {_operand(right, 'n', columns)}[None, :] + k[:, None]"
+            f"{times(right.column)}"
+            for name, right in rights
+        ),
     ]
 
 
@@ -105,8 +111,14 @@ def _tile(product: Product) -> list[str]:
 def _end(product: Product, dtype_of: Callable[[str], str]) -> list[str]:
     """Return the lines that compute the epilogue and store the outputs."""
     rows, columns = product.rows, product.columns
+    second = product.second
     lines = epilogue(
-        product.node.name, product.bias, product.epilogue, product.reads, _address(product)
+        product.node.name,
+        product.bias,
+        product.epilogue,
+        product.reads,
+        _address(product),
+        second=(second.node.name, second.bias) if second is not None else None,
     )
     side, diagonal = product.kept
     if side:
@@ -143,11 +155,15 @@ def _step(product: Product) -> list[str]:
     other = mask.replace("k[None, :]", "k[:, None]")
     left, right = (f", mask={m}, other=0.0" if m else "" for m in (mask, other))
     precision = ', input_precision="tf32x3"' if product.node.dtype == "float32" else ""
-    return [
+    lines = [
         f"        a = tl.load(left + start{times(product.left.column)}{left})",
         f"        b = tl.load(right + start{times(product.right.column)}{right})",
         f"        total = tl.dot(a, b, total{precision})",
     ]
+    if (second := product.second) is not None:
+        lines.append(f"        b_2 = tl.load(right_2 + start{times(second.right.column)}{right})")
+        lines.append("        total_2 = tl.dot(a, b_2, total_2)")
+    return lines
 
 
 def _address(product: Product) -> Callable[[Matrix], str]:
