@@ -59,6 +59,7 @@ def may_gain(group: Group, steps: Steps, graph: Graph, device: str) -> bool:
     )
     partial = any(is_partial(graph, a) for n in group.nodes for a in n.inputs)
     gathers = any(graph.node(a).kind in (Kind.GATHER, Kind.TAKE) for n in work for a in n.inputs)
+    gathers |= device == "cuda" and any(_joins_gathered(n, graph) for n in work)
     # torch writes one-hot integers and converts them in another pass.
     gathers |= any(n.op == "eq" and graph.node(n.inputs[-1]).kind is Kind.INDEX for n in work)
     # Without a kernel that adds its bias, a convolution is not part of a merged one.
@@ -82,6 +83,14 @@ def may_gain(group: Group, steps: Steps, graph: Graph, device: str) -> bool:
         reduction |= any(_touch(group, s, graph) for s in steps if isinstance(s, Group))
     several |= broadcast or any(name in graph.parts for name in group.outputs)
     return several or shared or algebra or in_place or widening or reduction or gathers or partial
+
+
+def _joins_gathered(node: Node, graph: Graph) -> bool:
+    """Return True if a concatenation reads a part through an index tensor. torch stores such a part
+    first, and copies it."""
+    windows = [graph.node(a) for a in node.inputs if graph.node(a).kind is Kind.WINDOW]
+    sources = [graph.node(graph.owner(w.name)) for w in windows]
+    return any(source.kind in (Kind.GATHER, Kind.TAKE) for source in sources)
 
 
 def _computes_most(node: Node, graph: Graph) -> bool:

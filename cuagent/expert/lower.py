@@ -44,13 +44,15 @@ def lower(
     keep: frozenset[str] = frozenset(),
     constants: frozenset[str] = frozenset(),
     joins: frozenset[str] | None = None,
+    *,
+    many_lookups: bool = False,
 ) -> Graph:
     """Return the expert's graph of a captured module.
 
     Operators named in `keep` remain torch calls. So do the values in `constants`, which are
-    computed once. `joins` is as in `Lowering`.
+    computed once. `joins` and `many_lookups` are as in `Lowering`.
     """
-    low = Lowering(joins=joins, layouts=has_layouts(captured.nodes))
+    low = Lowering(joins=joins, many_lookups=many_lookups, layouts=has_layouts(captured.nodes))
     scalars, mixed = constant_scalars(captured), is_mixed(captured)
     for fx in captured.nodes:
         if fx.op == "placeholder":

@@ -131,7 +131,8 @@ def plan_method(subject: Subject, options: Options, taken: set[str]) -> MethodPl
         if loops not in fused:
             fused[loops] = _with_library_calls(subject, options, loops)
         captured, library, constants = fused[loops]
-        lowered = share_equal(lower(captured, kept, constants, chosen))
+        lowered = lower(captured, kept, constants, chosen, many_lookups=subject.device == "cuda")
+        lowered = share_equal(lowered)
         graph = _rewritten(lowered, subject, options, kept, whole)
         steps, unjoined = _steps(graph, subject, options, kept)
         if unjoined:

@@ -35,6 +35,8 @@ class Lowering:
     joins: frozenset[str] | None = None
     """Names of the concatenations of convolutions that become choices by index; the others stay
     calls, whose arguments kernels write in place (`joins`). None: all become choices."""
+    many_lookups: bool = False
+    """True if a kernel may join many looked-up parts: on a GPU each thread loads one of them."""
     layouts: bool = False
     """True if some values have permuted dimensions in memory; `graph.layouts` then changes the
     finished graph."""

@@ -93,6 +93,14 @@ def occupied(rows: int, columns: int, dtype: str, processors: int, batch: int = 
     return min(1.0, count / processors)
 
 
+def covered(rows: int, columns: int, dtype: str, processors: int, batch: int = 1) -> float:
+    """Return the part (0 to 1) of a product's tiles that lies inside of its matrix, with the best
+    tile size."""
+    tile = ranked(rows, columns, dtype, processors, batch)[0]
+    down, across = math.ceil(rows / tile.rows), math.ceil(columns / tile.columns)
+    return rows * columns / (down * tile.rows * across * tile.columns)
+
+
 def _score(tile: Tile, rows: int, columns: int, processors: int, batch: int) -> float:
     """Return the predicted useful work per unit of time, relative to full waves of the fastest
     tile."""

@@ -63,7 +63,8 @@ def _two_indices(low: Lowering, fx: Any, used: list[tuple[int, Any]]) -> str | N
     """
     (dim, first), (next_dim, second) = used
     x, found = operand(low, fx.args[0]), [operand(low, value) for value in (first, second)]
-    args = tuple(a for a in found if isinstance(a, str) and low.by_name[a].kind in CONSTANTS)
+    known = [_part_of_constant(low, a) for a in found if isinstance(a, str)]
+    args = tuple(each[0] for each in known if each is not None)
     if not isinstance(x, str) or len(args) < 2 or next_dim != dim + 1 or not floating(fx):
         return None
     if shape_of(first) != shape_of(second) or {dtype_of(first), dtype_of(second)} != {"int64"}:
@@ -75,6 +76,8 @@ def _two_indices(low: Lowering, fx: Any, used: list[tuple[int, Any]]) -> str | N
         return None
     valid = f"({{0}} < {height}) & ({{0}} >= -{height}) & ({{1}} < {width}) & ({{1}} >= -{width})"
     call = f"torch.where({valid}, {{0}} % {height} * {width} + {{1}} % {width}, -1)"
+    parts = [each[1].format(f"{{{k}}}") for k, each in enumerate(known) if each is not None]
+    call = call.format(*parts)
     PREPARATIONS.add(call)
     places = low.unique_name("places")
     low.add(Node(places, Kind.LIBRARY, call, args, shape_of(first), "int64", origin=low.origin))
@@ -91,6 +94,18 @@ def _two_indices(low: Lowering, fx: Any, used: list[tuple[int, Any]]) -> str | N
             spec=Gather(height * width, wraps=False),
         )
     )
+
+
+def _part_of_constant(low: Lowering, name: str) -> tuple[str, str] | None:
+    """Return (name, expression) of a value that is a parameter or a constant, or a part of one: the
+    name of the whole, and the expression of the part; None for other values."""
+    node = low.by_name[name]
+    if node.kind in CONSTANTS:
+        return name, "{0}"
+    if node.kind is not Kind.STRIDED:
+        return None
+    whole = _part_of_constant(low, node.inputs[0])
+    return None if whole is None else (whole[0], node.op.format(whole[1]))
 
 
 @rule("embedding_bag", "_embedding_bag")

@@ -25,8 +25,9 @@ from cuagent.expert.graph.lowering import (
 from cuagent.expert.rules.views import viewed
 from cuagent.expert.streaming.stages import COST, EXPENSIVE
 
-MAX_PARTS = 8
-"""Largest number of parts of a concatenation in one kernel."""
+MAX_PARTS, MAX_GATHERED = 8, 32
+"""Largest number of parts of a concatenation in one kernel; the second if most of them are looked
+up, because torch then launches a slow kernel for each."""
 LEAST_LARGE = 1 << 20
 """Least number of elements of a concatenation whose short computed parts are stored first."""
 PRODUCTS = {"linear", "matmul", "mm", "bmm", "addmm", "conv1d", "conv2d", "conv3d", "convolution"}
@@ -49,7 +50,9 @@ def cat(low: Lowering, fx: Any) -> str | None:
     dim = argument(fx, 1, "dim", 0) % len(shape)
     if _may_be_written_in_place(low, fx, names):
         return in_place(low, names, dim, shape, dtype_of(fx))
-    if len(parts) > MAX_PARTS:
+    gathered = sum(low.by_name[name].kind is Kind.GATHER for name in names)
+    lookups = low.many_lookups and 2 * gathered > len(parts)
+    if len(parts) > (MAX_GATHERED if lookups else MAX_PARTS):
         return None
     if "stack" in str(fx.target):
         names = [_raised(low, part, dim) for part in names]
@@ -133,6 +136,8 @@ def _raised(low: Lowering, name: str, dim: int) -> str:
     """
     node = low.by_name[name]
     shape = (*node.shape[:dim], 1, *node.shape[dim:])
+    if (looked_up := _raised_gather(low, node, dim, shape)) is not None:
+        return looked_up
     chosen = node.kind is Kind.POINTWISE and (node.op == "where" or not node.inputs)
     chosen = chosen and node.dtype != "bool"
     if not chosen and node.kind not in (Kind.INSIDE, Kind.INDEX, Kind.WINDOW):
@@ -150,6 +155,24 @@ def _raised(low: Lowering, name: str, dim: int) -> str:
         origin=low.origin,
     )
     return low.add(raised)
+
+
+def _raised_gather(low: Lowering, node: Node, dim: int, shape: Shape) -> str | None:
+    """Add a lookup whose indices have the new dimension, so that a kernel still reads the table.
+
+    Returns None for other values, and for a new dimension of the table.
+    """
+    if node.kind is not Kind.GATHER:
+        return None
+    table, places = node.inputs
+    at, extents = dim - node.dims[0], low.shape(places)
+    if not 0 <= at <= len(extents):
+        return None
+    raised = viewed(low, places, (*extents[:at], 1, *extents[at:]))
+    if raised is None:
+        return None
+    name = low.unique_name("raised")
+    return low.add(replace(node, name=name, args=(table, raised), shape=shape, origin=low.origin))
 
 
 def _is_stored(low: Lowering, part: Any, name: str) -> bool:

@@ -29,6 +29,9 @@ from cuagent.expert.streaming.places import (
 )
 from cuagent.expert.streaming.stages import COST, EXPENSIVE
 
+LOOKUPS_OF_A_LEAF = 4
+"""Number of looked-up parts of a concatenation that count as one tensor that a kernel reads: each
+thread loads one of them."""
 CHEAP = frozenset({"add", "sub", "mul", "maximum", "minimum"})
 """Operations that a kernel computes again in each pass over a row rather than read their result."""
 
@@ -321,7 +324,18 @@ class _Fuser:
 
     def _leaves(self, draft: Draft) -> int:
         names = {a for n in draft.places for a in self.graph.node(n).inputs} - set(draft.places)
-        return len(names if self.slices_count else {self.graph.owner(name) for name in names})
+        if not self.slices_count:
+            return len({self.graph.owner(name) for name in names})
+        lookups = {name for name in names if self._is_part_looked_up(name)}
+        inside = {name for name in names if self.graph.node(name).kind is Kind.INSIDE}
+        if not lookups:
+            return len(names)
+        return len(names - lookups - inside) + len(lookups) // LOOKUPS_OF_A_LEAF
+
+    def _is_part_looked_up(self, name: str) -> bool:
+        node = self.graph.node(name)
+        source = self.graph.node(self.graph.owner(name))
+        return node.kind is Kind.WINDOW and source.kind is Kind.GATHER
 
     def _splittable(self, draft: Draft) -> bool:
         """Return False if a group with a node of `divided` waits for the results of few long rows.
