@@ -220,11 +220,16 @@ class CudaText(KernelText):
                 if access.row:
                     pointer += f" + slice_or_first({row}) * {access.row.stride}"
                 w(f"{computed_type(access.dtype)} {word}[VECTOR]{zero};")
+                within = bool(test and row and not never)
+                if within:  # a thread skips all of a part that it does not read
+                    w.open(test.strip())
                 if not never:
-                    w(f"{test}load_vector({pointer}, {word});")
+                    w(f"{'' if within else test}load_vector({pointer}, {word});")
                 if row:
                     w.pragma("unroll")
                     w(f"for (int v = 0; v < VECTOR; ++v) {word}[v] = {row} < 0 ? NAN : {word}[v];")
+                if within:
+                    w.close(1)
                 self.defined[key] = f"{word}[v]"
                 if cached:
                     w.pragma("unroll")
