@@ -16,7 +16,7 @@ from cuagent.expert.convolutions.tiles import tiles as convolution_tiles
 from cuagent.expert.einsums import triton as einsum
 from cuagent.expert.einsums.match import EinsumStep
 from cuagent.expert.families import generate
-from cuagent.expert.graph.graph import Graph
+from cuagent.expert.graph.graph import ITEM_BYTES, Graph
 from cuagent.expert.kernel import KernelCall, Request
 from cuagent.expert.method import TritonCall, TritonStep
 from cuagent.expert.naming import title
@@ -24,7 +24,7 @@ from cuagent.expert.options import Options
 from cuagent.expert.products import triton as matrix_product
 from cuagent.expert.products.product import Product
 from cuagent.expert.products.qualify import reads_weights
-from cuagent.expert.products.tiles import ranked
+from cuagent.expert.products.tiles import fitted, ranked
 from cuagent.expert.streaming.group import Group
 
 
@@ -84,7 +84,9 @@ def _product_call(
     text = matrix_product.render(name, step, lambda output: graph.node(output).dtype)
     sizes = (step.rows, step.columns, step.node.dtype, target.processors, step.batch)
     tiles = ranked(*sizes, step.split, reads_weights(step.node, graph))
-    tile = tiles[min(options.tiles, len(tiles) - 1)]
+    # Both float16 parts of a split operand have the bytes of its float32 elements.
+    item, rights = ITEM_BYTES[step.node.dtype], 1 if step.second is None else 2
+    tile = fitted(tiles[min(options.tiles, len(tiles) - 1)], target.capability, item, rights)
     return TritonCall(name, text, step, partial(matrix_product.launch, product=step, tile=tile))
 
 
@@ -96,6 +98,8 @@ def _convolution_call(
     precision = "tf32" if runs_in_tf32(target, captured) else "tf32x3"
     tiles = convolution_tiles(step, target.processors, precision)
     tile = tiles[min(options.tiles, len(tiles) - 1)]
+    item = ITEM_BYTES["float16" if step.scale else step.node.dtype]
+    tile = fitted(tile, target.capability, item)
     conv = replace(step, flagged=has_flags(step, tile))
     text = convolution.render(
         name, conv, lambda output: graph.node(output).dtype, precision, graph.parts, tile

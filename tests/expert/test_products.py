@@ -12,7 +12,7 @@ from agreement import assert_agrees  # type: ignore[import-not-found]
 from cuagent.expert.candidate import Candidate, Options
 from cuagent.expert.capture.subject import Target
 from cuagent.expert.products import halves, operands, qualify
-from cuagent.expert.products.tiles import FLOAT32, HALF, ranked
+from cuagent.expert.products.tiles import FEW_ROWS, FLOAT32, HALF, fitted, ranked
 
 HOPPER = Target("cuda", (9, 0), 132)
 BODIES = {
@@ -221,6 +221,28 @@ def test_operand_with_another_stride_in_each_batch_is_not_an_epilogue(generate):
 def test_options_turn_products_off(generate):
     candidate = generate(text_of("an activation"), options=Options(products=False))
     assert candidate is None or "@triton.jit" not in module_of(candidate)
+
+
+@pytest.mark.parametrize(
+    ("capability", "stages"), [((9, 0), [3, 3, 4]), ((8, 0), [3, 3, 4]), ((8, 9), [2, 3, 3])]
+)
+def test_stages_of_a_tile_fit_into_the_shared_memory_of_a_block(capability, stages):
+    assert [fitted(tile, capability, 2).stages for tile in HALF[:3]] == stages
+    assert fitted(FEW_ROWS[2], (9, 0), 2, rights=2).stages == 4
+    for tile in (*HALF, *FEW_ROWS):
+        found = fitted(tile, capability, 2)
+        used = found.stages * (tile.rows + tile.columns) * tile.depth * 2
+        assert used <= {(9, 0): 227, (8, 0): 163, (8, 9): 99}[capability] << 10
+
+
+def test_product_on_a_workstation_gpu_uses_as_many_stages_as_fit(generate):
+    text = text_of("an activation", "torch.bfloat16").replace("400", "4000")
+    stages = {
+        capability: re.findall(r"num_stages=(\d)", module_of(generate(text, target)))
+        for capability in ((9, 0), (8, 9))
+        for target in [Target("cuda", capability, 128)]
+    }
+    assert stages == {(9, 0): ["3"], (8, 9): ["2"]}
 
 
 def test_tiles_fill_the_processors_where_they_can():

@@ -8,7 +8,7 @@ an H200), to be replaced by measurements.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,21 @@ FEW_ROWS = (
 )
 """Tiles for half-precision products of at most 16 rows: a block has 64 KiB of weights in flight,
 which a multiprocessor needs at the full rate of the memory. Estimates, not measured."""
+SHARED = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}
+"""Shared memory of a block in KiB, by compute capability; 99 for all others from 8.6 on."""
+LEAST_SHARED = 99
 GROUP = 8
 """Number of tile rows that are computed together, so that their operands stay in the L2 cache."""
+
+
+def fitted(tile: Tile, capability: tuple[int, int], item_bytes: int, rights: int = 1) -> Tile:
+    """Return the tile with at most as many pipeline stages as the shared memory of a block holds.
+
+    A stage has a tile of the left operand and `rights` tiles of right operands.
+    """
+    stage = (tile.rows + rights * tile.columns) * tile.depth * item_bytes
+    most = (SHARED.get(capability, LEAST_SHARED) << 10) // stage
+    return replace(tile, stages=max(1, min(tile.stages, most)))
 
 
 def ranked(
