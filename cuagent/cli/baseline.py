@@ -131,7 +131,7 @@ def lines(found: Ladder, width: int = WIDTH) -> list[str]:
     for row, rung in zip(rows, found.rungs, strict=True):
         rest = ", ".join(f"{row[at]} {BELOW[at]}" for at in below if row[at] not in ("", "1"))
         text += [across(row), *(f"  {line}" for line in (rest, _note(rung)) if line)]
-    text += ["", _best(found)]
+    text += ["", _best(found), *_exported(found)]
     text += [ABOVE] if found.beats_floor else []
     text += [found.contract] if found.contract else []
     text += [f"{found.device}; torch {found.versions.get('torch', '?')}", *found.notes]
@@ -149,13 +149,19 @@ def _best(found: Ladder) -> str:
         return (
             f"could not tell whether {unsure.name} beats eager: {gain}; time it again with --fresh"
         )
-    if best is not None and found.chosen is not None:
-        line = f"best at precision {found.precision}: {best.name}{_gain(best, ', ', ' over eager')}"
-        other = f"; exported is {found.chosen.name}, which is as fast and quicker in a row"
-        return line + (other if found.chosen is not best else "")
+    if best is not None:
+        return f"best at precision {found.precision}: {best.name}{_gain(best, ', ', ' over eager')}"
     if eager is None:
         return "no best rung: eager, the baseline of the ratios, was not timed; add it to --rungs"
     return "no rung is admissible: the reference itself fails the strict rule; see cuagent check"
+
+
+def _exported(found: Ladder) -> list[str]:
+    """Return [line] if another rung than the best one is exported, else []."""
+    chosen = found.chosen
+    if chosen is None or chosen is found.best:
+        return []
+    return [f"--out exports {chosen.name}, which is as fast and quicker in a row"]
 
 
 def _gain(rung: Rung, before: str = "", behind: str = "") -> str:

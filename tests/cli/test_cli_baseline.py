@@ -36,6 +36,16 @@ def test_the_table_fits_the_terminal_and_what_does_not_stands_below_its_row() ->
     assert phone[4].startswith("  2.00x [1.80, 2.20] over eager, 50% of")
 
 
+def test_times_in_a_row_are_a_column_and_name_the_exported_rung() -> None:
+    torchs = replace(TUNED, name="reduce-overhead", in_a_row_s=5e-3)
+    own = replace(TUNED, name="compile+cuda_graph", seconds=2.01e-3, in_a_row_s=2.2e-3)
+    text = lines(made(EAGER, torchs, own))
+    assert text[0].split()[4:7] == ["in", "a", "row"]
+    assert text[3].split()[6:8] == ["2.2", "ms"]
+    assert "--out exports compile+cuda_graph, which is as fast and quicker in a row" in text
+    assert not any("--out exports" in line for line in lines(made(EAGER, torchs)))
+
+
 def test_a_rung_above_the_roofline_is_explained() -> None:
     above = replace(TUNED, seconds=FLOOR.seconds / 2)
     assert ABOVE in lines(made(EAGER, above))
