@@ -23,7 +23,7 @@ from cuagent.expert.naming import title
 from cuagent.expert.options import Options
 from cuagent.expert.products import triton as matrix_product
 from cuagent.expert.products.product import Product
-from cuagent.expert.products.qualify import reads_weights
+from cuagent.expert.products.qualify import tiles_of
 from cuagent.expert.products.tiles import fitted, ranked
 from cuagent.expert.streaming.group import Group
 
@@ -83,7 +83,7 @@ def _product_call(
 ) -> TritonCall:
     text = matrix_product.render(name, step, lambda output: graph.node(output).dtype)
     sizes = (step.rows, step.columns, step.node.dtype, target.processors, step.batch)
-    tiles = ranked(*sizes, step.split, reads_weights(step.node, graph))
+    tiles = ranked(*sizes, tiles_of(step, graph))
     # Both float16 parts of a split operand have the bytes of its float32 elements.
     item, rights = ITEM_BYTES[step.node.dtype], 1 if step.second is None else 2
     tile = fitted(tiles[min(options.tiles, len(tiles) - 1)], target.capability, item, rights)

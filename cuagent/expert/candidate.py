@@ -20,7 +20,7 @@ from cuagent.expert.options import BACKWARD, Options
 from cuagent.expert.packing import files_of, joined_text
 from cuagent.expert.plan import MethodPlan, plan_method
 from cuagent.expert.products.product import Product
-from cuagent.expert.products.qualify import is_doubtful, qualifies, reads_weights
+from cuagent.expert.products.qualify import is_doubtful, is_small, qualifies
 from cuagent.expert.recurrences.cells import LayerCall
 from cuagent.expert.vectors import with_wide_vectors
 
@@ -55,8 +55,8 @@ class Candidate:
     """
     has_products: bool = False
     """True if a kernel computes a matrix product or a convolution."""
-    few_rows: bool = False
-    """True if torch computes a half-precision product whose time is that of reading the weights."""
+    small_products: bool = False
+    """True if torch computes a product for which `Options.small_products` has a kernel."""
     half_products: frozenset[str] = frozenset()
     """Names of the captured products of half precision that are to be the library's for a candidate
     without doubtful kernels of products (`products.qualify.is_doubtful`)."""
@@ -150,8 +150,8 @@ def _assemble(subject: Subject, options: Options, plans: Sequence[MethodPlan]) -
         library=tuple(n for plan in plans for group in plan.library.values() for n in group),
         constants=tuple(name for plan in plans for name in plan.computed_once),
         has_products=len(kernels) < len(all_calls),
-        few_rows=any(
-            qualifies(step, plan.subject.target) and reads_weights(step, plan.graph)
+        small_products=any(
+            qualifies(step, plan.subject.target) and is_small(step, plan.graph)
             for plan in plans
             for step in plan.steps
             if isinstance(step, Node)

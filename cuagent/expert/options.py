@@ -34,9 +34,10 @@ class Options:
     """CUDA: true to compute matrix products, and the operations after them, by generated
     kernels.
     """
-    few_rows: bool = False
-    """CUDA: true to compute half-precision products of few rows, such as those of single tokens, by
-    generated kernels with the operations after them."""
+    small_products: bool = False
+    """CUDA: true to compute two kinds of products by generated kernels too: half-precision products
+    of few rows, such as those of single tokens, with the operations after them, and large batches
+    of small products."""
     exact_convolutions: bool = False
     """CUDA: true to compute float32 convolutions with float32 precision even where TF32 is
     admitted."""

@@ -273,7 +273,7 @@ def _steps(
     fused = fuse(graph, outside=prepared, claimed=claimed, slices_count=on_gpu, fills=fills)
     if not options.products:
         return fused, frozenset()
-    found = with_products(fused, graph, subject.target, kept, options.split, options.few_rows)
+    found = with_products(fused, graph, subject.target, kept, options.split, options.small_products)
     found = with_einsums(found, graph, subject.target, kept)
     found, unjoined = with_partials(with_convolutions(found, graph), graph)
     if unjoined:

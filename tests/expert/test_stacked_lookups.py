@@ -8,7 +8,6 @@ from agreement import assert_agrees  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Options
 from cuagent.expert.capture.subject import Target
-from cuagent.expert.products.tiles import covered
 
 MODEL = """
 import torch
@@ -67,21 +66,6 @@ def test_many_lookups_are_no_single_kernel_on_a_cpu(generate):
 def test_many_parts_in_memory_stay_with_torch(generate):
     body = "return torch.stack([x * k for k in range(12)], 1)"
     assert generate(MODEL.format(tables=1, body=f"rows.clear(); {body}")) is None
-
-
-def test_small_products_of_a_batch_stay_with_the_library(generate):
-    assert covered(17, 17, "float32", 132, 32768) < 0.25 < covered(64, 64, "float32", 132, 32768)
-    text = """
-import torch
-class Model(torch.nn.Module):
-    def forward(self, x, y):
-        return torch.bmm(x, y.transpose(1, 2)).relu() * 2
-def get_inputs(): return [torch.randn(32768, 17, 32), torch.randn(32768, 17, 32)]
-def get_init_inputs(): return []
-"""
-    made = generate(text)
-    assert "torch.bmm(" in made.files["model_new.py"]
-    assert "@triton.jit" not in made.files["model_new.py"]
 
 
 @pytest.mark.slow

@@ -34,13 +34,13 @@ def with_products(
     target: Target,
     keep: frozenset[str],
     split: bool = True,
-    few_rows: bool = False,
+    small: bool = False,
 ) -> tuple[Step | Product, ...]:
     """Return the steps with each qualifying product, and the fused group that becomes its epilogue,
     replaced by one `Product`.
 
     Products whose origin is in `keep` stay library calls. `split`: operands of float32 products may
-    be split before the product. `few_rows`: as in `may_gain`.
+    be split before the product. `small`: as in `may_gain`.
     """
     made = partial(_product, graph=graph, target=target if split else None)
     found: dict[str, Product] = {}
@@ -58,8 +58,8 @@ def with_products(
         if product is None:
             product, group = made(step, None), None
             product = _with_triangle(product, graph) if product is not None else None
-        if product is not None and may_gain(product, graph, target, few_rows=few_rows):
-            if few_rows and group is not None and reads_weights(step, graph):
+        if product is not None and may_gain(product, graph, target, small=small):
+            if small and group is not None and reads_weights(step, graph):
                 product = _with_second(product, group, steps, graph, keep)
                 seconds |= {product.second.node.name} if product.second else set()
             found[step.name] = product

@@ -10,9 +10,9 @@ import math
 
 from cuagent.expert.capture.subject import Target
 from cuagent.expert.graph.graph import Graph, Kind, Node
-from cuagent.expert.products.product import Product
+from cuagent.expert.products.product import Product, batch_of
 from cuagent.expert.products.rates import DOUBT, epilogue_pays, share_of_library
-from cuagent.expert.products.tiles import covered, occupied
+from cuagent.expert.products.tiles import FEW_ROWS, SMALL, SPLIT, Tile, occupied
 
 SPLIT_CAPABILITIES = {(8, 0), (9, 0), (10, 0), (10, 3)}
 """Compute capabilities with tensor cores for TF32 that are at least six times as fast as float32
@@ -42,12 +42,9 @@ multiprocessors than `LEAST_OCCUPIED`: cuBLAS then gains by splitting K.
 
 On an H200 a generated kernel that splits K took 0.50 ms for 256 x 256 x 131072, cuBLAS 0.34.
 """
-LEAST_COVERED = 0.25
-"""Least part of its tiles that a float32 product must cover; below it, the library computes it.
-
-On an H200 a batch of 32768 products of 17 x 17 x 32, which cover 14 % of their tiles, took 159 us,
-and 111 in cuBLAS.
-"""
+MOST_SMALL, LEAST_BATCH = 32, 4096
+"""Largest number of rows and columns of a small product, and least number of such products in a
+batch."""
 MOST_ROWS, LEAST_WEIGHTS = 16, 1 << 20
 """Largest number of rows, and least number of elements of the right operand, of a product whose
 time is that of reading the right operand. 16 rows are one tile of the tensor cores."""
@@ -72,13 +69,35 @@ def reads_weights(node: Node, graph: Graph) -> bool:
     return few and node.dtype != "float32" and right.size >= LEAST_WEIGHTS
 
 
-def may_gain(product: Product, graph: Graph, target: Target, *, few_rows: bool = False) -> bool:
+def is_batch_of_small(node: Node, graph: Graph) -> bool:
+    """Return True for a large batch of products that fit into one small tile each."""
+    small = len(node.shape) > 2 and max(node.shape[-2:]) <= MOST_SMALL
+    return small and batch_of(graph, node) >= LEAST_BATCH
+
+
+def is_small(node: Node, graph: Graph) -> bool:
+    """Return True for a product for which `may_gain` has the option `small`."""
+    return reads_weights(node, graph) or is_batch_of_small(node, graph)
+
+
+def tiles_of(product: Product, graph: Graph) -> tuple[Tile, ...]:
+    """Return the tiles among which that of a product is chosen; () for those of its dtype."""
+    if product.split:
+        return SPLIT
+    if reads_weights(product.node, graph):
+        return FEW_ROWS
+    return SMALL if is_batch_of_small(product.node, graph) else ()
+
+
+def may_gain(product: Product, graph: Graph, target: Target, *, small: bool = False) -> bool:
     """Return True if a kernel with the product's epilogue may be faster than the library.
 
-    `few_rows`: a kernel is also used for products that `reads_weights` names.
+    `small`: kernels are also used for products that `reads_weights` or `is_batch_of_small` names.
     """
     if reads_weights(product.node, graph):
-        return few_rows and bool(product.epilogue)
+        return small and bool(product.epilogue)
+    if is_batch_of_small(product.node, graph):
+        return small
     rows, columns, depth, batch = product.rows, product.columns, product.depth, product.batch
     if product.node.dtype == "float32":
         return is_large(rows, columns, depth, target, batch)
@@ -125,8 +144,6 @@ def is_large(rows: int, columns: int, depth: int, target: Target, batch: int = 1
     """Return True if a float32 product has enough multiplications for a generated kernel and, for a
     long K, enough tiles."""
     if batch * rows * columns * depth < LEAST_OPERATIONS:
-        return False
-    if covered(rows, columns, "float32", target.processors, batch) < LEAST_COVERED:
         return False
     part = occupied(rows, columns, "float32", target.processors, batch)
     return depth < LONG_DEPTH or part >= LEAST_OCCUPIED

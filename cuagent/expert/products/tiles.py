@@ -62,6 +62,13 @@ FEW_ROWS = (
 )
 """Tiles for half-precision products of at most 16 rows: a block has 64 KiB of weights in flight,
 which a multiprocessor needs at the full rate of the memory. Estimates, not measured."""
+SMALL = (
+    Tile(32, 32, 32, 1, 2, 1.0),
+    Tile(32, 32, 32, 2, 2, 1.0),
+)
+"""Tiles for batches of products of at most 32 x 32, one for each block. Up to 32 blocks of one warp
+share a multiprocessor, so that loads of some overlap with sums of others. Estimates, not
+measured."""
 SHARED = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}
 """Shared memory of a block in KiB, by compute capability; 99 for all others from 8.6 on."""
 LEAST_SHARED = 99
@@ -85,16 +92,13 @@ def ranked(
     dtype: str,
     processors: int,
     batch: int = 1,
-    split: bool = False,
-    few_rows: bool = False,
+    among: tuple[Tile, ...] = (),
 ) -> tuple[Tile, ...]:
     """Return the tiles for a product of `rows` x `columns`, the best by the model first.
 
-    `processors`: number of multiprocessors. `few_rows`: the product's time is that of reading the
-    right operand.
+    `processors`: number of multiprocessors. `among`: the tiles to rank; () for those of `dtype`.
     """
-    tiles: tuple[Tile, ...] = FLOAT32 if dtype == "float32" else HALF
-    tiles = SPLIT if split else FEW_ROWS if few_rows else tiles
+    tiles = among or (FLOAT32 if dtype == "float32" else HALF)
     return tuple(sorted(tiles, key=lambda t: -_score(t, rows, columns, processors, batch)))
 
 
@@ -104,14 +108,6 @@ def occupied(rows: int, columns: int, dtype: str, processors: int, batch: int = 
     tile = ranked(rows, columns, dtype, processors, batch)[0]
     count = batch * math.ceil(rows / tile.rows) * math.ceil(columns / tile.columns)
     return min(1.0, count / processors)
-
-
-def covered(rows: int, columns: int, dtype: str, processors: int, batch: int = 1) -> float:
-    """Return the part (0 to 1) of a product's tiles that lies inside of its matrix, with the best
-    tile size."""
-    tile = ranked(rows, columns, dtype, processors, batch)[0]
-    down, across = math.ceil(rows / tile.rows), math.ceil(columns / tile.columns)
-    return rows * columns / (down * tile.rows * across * tile.columns)
 
 
 def _score(tile: Tile, rows: int, columns: int, processors: int, batch: int) -> float:

@@ -112,10 +112,10 @@ def _changes(subject: Subject, best: Outcome, bounds: Bounds) -> Iterator[tuple[
     if not best.is_clear_gain:
         yield from _tf32(subject, best)
         yield from _layouts(subject, best)
-    if best.candidate.few_rows and not options.few_rows:
+    if best.candidate.small_products and not options.small_products:
         yield (
-            replace(options, few_rows=True),
-            "compute products of few rows, with what follows them, by own kernels",
+            replace(options, small_products=True),
+            "compute small products, with what follows them, by own kernels",
         )
     compiles = not (options.compile or bounds.kernels_only or best.candidate.library_layers)
     compiles &= subject.device == "cuda" or best.candidate.launches <= MOST_COMPILED

@@ -1,4 +1,5 @@
-"""Half-precision products of few rows as generated kernels: single tokens of a decoder."""
+"""Small products as generated kernels: of few rows in half precision (single tokens of a decoder),
+and batches of small matrices (pairs of features)."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ RESULTS = {
     "a gate of the same product": "x + self.down(F.silu(self.gate(x)) * self.gate(x))",
     "three products": "x + self.down(h * self.up(x * 2))",
 }
-FEW = Options(few_rows=True)
+FEW = Options(small_products=True)
 
 
 def mlp(result: str = "a residual", dtype: str = "bfloat16", rows: int = 4, bias: bool = True):
@@ -63,26 +64,26 @@ def test_both_products_of_a_gate_and_what_follows_are_one_kernel(generate, any_w
     assert calls_of(made) == (["linear_silu_mul_kernel", "linear_add_kernel"], 0)
     text = made.files["model_new.py"]
     assert "total_2 = tl.dot(a, b_2, total_2)" in text
-    assert not made.few_rows, "nothing is left to try"
+    assert not made.small_products, "nothing is left to try"
 
 
 def test_products_of_few_rows_stay_with_the_library_until_they_are_tried(generate, any_weights):
     made = generate(mlp())
     assert calls_of(made)[1] == 3
-    assert made.few_rows
+    assert made.small_products
 
 
 @pytest.mark.parametrize(("rows", "dtype"), [(17, "bfloat16"), (4, "float32")])
 def test_more_rows_and_float32_are_no_case_for_it(generate, any_weights, rows, dtype):
     made = generate(mlp(rows=rows, dtype=dtype), options=FEW)
     assert calls_of(made)[1] == 3
-    assert not made.few_rows
+    assert not made.small_products
 
 
 def test_small_weights_are_no_case_for_it(generate):
     made = generate(mlp(), options=FEW)
     assert calls_of(made)[1] == 3
-    assert not made.few_rows
+    assert not made.small_products
 
 
 def test_the_search_tries_it_after_the_first_candidate(tmp_path, any_weights):
@@ -94,7 +95,7 @@ def test_the_search_tries_it_after_the_first_candidate(tmp_path, any_weights):
     outcomes = [Outcome(first, True, "", 1, ratios, seconds=56e-6, own_share=0.1)]
     second = propose(subject, outcomes)
     assert second is not None
-    assert second.candidate.options.few_rows
+    assert second.candidate.options.small_products
 
 
 def test_a_product_that_others_read_is_no_second_one(generate, any_weights):
@@ -106,7 +107,63 @@ def test_a_product_that_others_read_is_no_second_one(generate, any_weights):
 def test_a_block_keeps_64_kib_of_weights_in_flight_and_blocks_fill_the_processors():
     assert {tile.columns * tile.depth * 2 * (tile.stages - 1) for tile in FEW_ROWS} == {64 << 10}
     for columns, best in ((8192, 64), (2048, 16)):
-        assert ranked(4, columns, "bfloat16", 132, few_rows=True)[0].columns == best
+        assert ranked(4, columns, "bfloat16", 132, among=FEW_ROWS)[0].columns == best
+
+
+PAIRS = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return {body}
+def get_inputs(): return [torch.randn({batch}, 17, {depth}, dtype={dtype})]
+def get_init_inputs(): return []
+"""
+FORMS = {
+    "pairs": "torch.bmm(x, x.transpose(1, 2))",
+    "pairs and what follows": "torch.matmul(x, x.mT).relu() * 2",
+}
+
+
+def pairs(name: str = "pairs", dtype: str = "float32", batch: int = 6, depth: int = 36):
+    return PAIRS.format(body=FORMS[name], dtype=f"torch.{dtype}", batch=batch, depth=depth)
+
+
+@pytest.fixture
+def any_batch(monkeypatch):
+    monkeypatch.setattr(qualify, "LEAST_BATCH", 0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_large_batches_of_small_products_are_a_kernel_if_that_is_tried(generate, dtype):
+    text = pairs("pairs and what follows", dtype, 32768, 32)
+    default, tried = generate(text), generate(text, options=FEW)
+    assert "torch.matmul(" in default.files["model_new.py"]
+    assert default.small_products
+    launch = tried.files["model_new.py"].partition("[(1, 32768)](")[2]
+    assert "32, 32, 32, num_warps=1, num_stages=2" in launch
+    assert not tried.small_products
+    assert generate(pairs(batch=100), options=FEW) is None, "too few to take any time"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", FORMS)
+def test_batch_of_small_products_agrees_with_fp64_in_the_interpreter(
+    generate, any_batch, interpreted, name, dtype
+):
+    interpreted(generate(pairs(name, dtype), options=FEW), bf16=dtype == "bfloat16")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("depth", [32, 36, 128])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", FORMS)
+def test_cuda_batch_of_small_products_agrees_with_reference(make, name, dtype, depth):
+    for tiles in (0, 1):
+        options = Options(small_products=True, tiles=tiles)
+        text = pairs(name, dtype, 5000, depth)
+        assert_agrees(make(text, "Model", options, "cuda"), "cuda")
 
 
 @pytest.mark.slow
@@ -124,6 +181,6 @@ def test_kernels_agree_with_fp64_in_the_interpreter(
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("result", RESULTS)
 def test_cuda_candidate_agrees_with_reference(make, any_weights, result, dtype, tiles):
-    options = Options(few_rows=True, tiles=tiles)
+    options = Options(small_products=True, tiles=tiles)
     for rows in (1, 4, 16):
         assert_agrees(make(mlp(result, dtype, rows), "Model", options, "cuda"), "cuda")
