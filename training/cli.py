@@ -54,7 +54,9 @@ Tasks = Annotated[
 Sources = Annotated[
     list[Path],
     typer.Option(
-        "--from", metavar="PATH", help="A folder of runs, or a JSONL of episodes. Repeatable."
+        "--from",
+        metavar="PATH",
+        help="A folder of runs or of `train collect`, or a JSONL of episodes. Repeatable.",
     ),
 ]
 Config = Annotated[
@@ -318,7 +320,7 @@ def export(
 
     if form not in list(Export):
         raise ConfigError(f"--format {form}: there are {', '.join(Export)}")
-    say(f"{write(runs, Export(form), out, policy)} written to {out}")
+    say(f"{write(runs, Export(form), out, policy, say)} written to {out}")
 
 
 @app.command(name="export-verl")

@@ -84,6 +84,8 @@ class PlayConfig:
         if self.ray and self.beside > 1:
             raise ConfigError("play.ray needs play.beside=1: a Ray actor has one judge")
         at_least(0, self, "temperature", "ray")
+        if min(self.gpus, default=0) < 0:
+            raise ConfigError(f"play.gpus: {list(self.gpus)} has an index below 0")
         above(0, self, "seconds")
         between(0, 1, self, "together")
 

@@ -71,6 +71,7 @@ from cuagent.training.rollout.setup import (
     with_context,
     with_sampler,
 )
+from cuagent.training.rollout.store import HELDOUT, episodes_file
 from cuagent.training.settings import TrainConfig
 
 Say = Callable[[str], None]
@@ -96,7 +97,7 @@ def collect(
     """
     chat, actor = load_policy(policy, config)
     task_list, path = part_of(load_tasks(tasks, device), config.heldout, part), out / RESULT
-    whole = out / "episodes" / "00000.jsonl"
+    whole = episodes_file(out, 0)
     of = {"policy": digest_of_policy(actor, chat), "tasks": digest_of_tasks(task_list)}
     settings_used = settings_in(config, "seed", "dtype", "placement", "play") | {
         "episodes": episodes
@@ -230,6 +231,7 @@ def run_ppo(
     with make_pool(config, device, task_list) as pool:
         train, heldout = split_tasks(task_list, config.heldout)
         plays = make_collector(train, chat, sampler, pool, out, config.ppo_episodes, config, say)
+        plays.inputs, plays.keeps = {**of, **settings_used}, True
         if config.curriculum:
             plays.curriculum = Curriculum(highest=max_reward(config.play.timed))
             plays.difficulties = task_difficulties(tasks, task_list)
@@ -287,7 +289,7 @@ def players(
     judged = replace(
         plays,
         tasks=heldout,
-        out=plays.out / "heldout",
+        out=plays.out / HELDOUT,
         episodes=config.heldout_episodes,
         curriculum=None,
         play=replace(plays.play, turns=config.play.turns),

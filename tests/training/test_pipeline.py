@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from cuagent.agent.tools import TOOLS
+from cuagent.training.algorithms import ppo
 from cuagent.training.cli import app
 from cuagent.training.config import ConfigError, configure, to_toml
 from cuagent.training.data.segments import Call, Episode, Kind, Segment, read_episodes
@@ -25,6 +26,8 @@ from cuagent.training.pipeline import PipelineConfig, run_pipeline
 from cuagent.training.policy.chat import train_tokenizer
 from cuagent.training.policy.model import new_actor, save_model, small_config
 from cuagent.training.report import tasks_table
+from cuagent.training.settings import TrainConfig
+from cuagent.training.stages import run_ppo
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "training"
 SETTINGS = """\
@@ -153,6 +156,35 @@ def played(out: Path) -> dict[str, Any]:
         found[str(path.relative_to(out))] = ids, [e.reward for e in episodes]
     assert len(found) == 7
     return found
+
+
+@pytest.mark.slow
+def test_interrupted_ppo_plays_no_episode_again(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, out = file.parent, file.parent / "ppo"
+    sets = ["ppo.iterations=3", "ppo.evaluate_every=1"]
+    config = configure(TrainConfig(), write_play(file), ["heldout=0.5", "ppo_episodes=4", *sets])
+    updates = iter([ppo.update, ppo.update, interrupt])
+
+    def run() -> str:
+        said: list[str] = []
+        run_ppo(folder / "policy", None, folder / "tasks", out, config, "cpu", said.append)
+        return "\n".join(said)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ppo, "update", lambda *a: next(updates)(*a))
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    files = [out / "episodes" / f"0000{n}.jsonl" for n in range(3)]
+    written = {path: path.stat().st_mtime_ns for path in files}
+    said = run()
+    assert said.count("are not played again") == 3 + 2, "three iterations, two evaluations"
+    assert {path: path.stat().st_mtime_ns for path in files} == written
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 @pytest.mark.slow

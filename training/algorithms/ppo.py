@@ -45,6 +45,7 @@ from cuagent.training.policy.checkpoint import (
     save_checkpoint,
 )
 from cuagent.training.policy.optimize import make_optimizer
+from cuagent.training.rollout.store import HELDOUT, drop_later
 
 Collect = Callable[[int], Sequence[Episode]]
 """Function that samples episodes from the current actor; its argument is the index of the
@@ -188,6 +189,9 @@ class _PpoRun:
         is True.
         """
         healthy = rewind(self.out, iteration - back, self.modules, self.optimizers)
+        # An interrupted run may have gone on instead of rewinding, with ppo.on_alarm=warn.
+        drop_later(self.out, iteration)
+        drop_later(self.out / HELDOUT, iteration + 1)
         no_rollbacks_left = self.position["rollbacks"] == self.config.rollbacks
         stops = no_rollbacks_left or self.config.on_alarm is Action.STOP
         ends = last or stops

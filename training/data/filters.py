@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from posixpath import normpath
 
+from cuagent.training.config import at_least
 from cuagent.training.data.segments import Call, Episode, Kind
 
 PROTECTED = ("reference.py",)
@@ -50,6 +51,10 @@ class Filters:
     fastest: int | None = None
     """Number of episodes kept for each task: those with the largest lower limit of the speedup. RFT
     then learns speed too, so its comparison with PPO is fair. None keeps all."""
+
+    def __post_init__(self) -> None:
+        at_least(0, self, "cut_turns", "bad_calls")
+        at_least(1, self, "repeats", "tokens", "per_task", "fastest")
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,10 @@ from cuagent.agent.tools import TOOLS
 from cuagent.agent.tools.tool import ToolError, parse
 from cuagent.message import Finish
 from cuagent.models.model import ToolSpec
+from cuagent.record import RecordError as LogError
 from cuagent.record import RunFolder, end_record, list_runs, message_of, read_records
 from cuagent.training.data.segments import Call, Episode, Kind, RecordError, Segment, check
+from cuagent.training.data.tasks import source_digest
 from cuagent.training.data.windows import Window, calls_in, unique_messages, windows_of
 from cuagent.training.policy.chat import Chat
 
@@ -42,14 +44,18 @@ class UnusableRun(Exception):
 
 
 def load_runs(root: Path, chat: Chat) -> Loaded:
-    """Load all runs under the folder `root` as episodes. Raises record.RecordError if a log cannot
-    be read."""
+    """Load all runs under the folder `root` as episodes; skip runs that are unusable, damaged or of
+    another version."""
     episodes, left_out = [], Counter[str]()
     for folder in list_runs(root):
         try:
             episodes.append(episode_of(folder, chat))
         except UnusableRun as why:
             left_out[str(why)] += 1
+        except LogError as why:
+            left_out[f"damaged: {why}"] += 1
+        except (KeyError, TypeError, AttributeError) as why:
+            left_out[f"{folder.log}: a log of another version ({why!r})"] += 1
     return Loaded(tuple(episodes), left_out)
 
 
@@ -90,6 +96,7 @@ def episode_of(folder: RunFolder, chat: Chat) -> Episode:
             solution=attempts.get(end.get("attempt"), ""),
             policy=session["model"],
             tokenizer=chat.fingerprint,
+            source=source_digest(session["task"]["source"], session["task"]["entry"]),
             figures=figures_of(records, traces, end),
         )
         check(episode)

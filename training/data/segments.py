@@ -18,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-VERSION = 1
+VERSION = 2
 JSON_TYPES = {"str": (str,), "int": (int,), "bool": (bool,), "float": (float, int)}
 """Accepted Python types of a JSON value, by the annotation of the dataclass field. Fields with
 other annotations are not checked."""
@@ -78,7 +78,7 @@ class Episode:
 
     id: str
     task: str
-    """Digest of the task; it determines the held-out split."""
+    """Digest of the task."""
     task_name: str
     segments: tuple[Segment, ...]
     reward: float
@@ -92,6 +92,9 @@ class Episode:
     """Name of the policy that sampled the episode."""
     tokenizer: str = ""
     """Fingerprint of the tokenizer of the token ids."""
+    source: str = ""
+    """Digest of the task's source text and class (`tasks.source_digest`), which determines the
+    held-out split; empty: `task` determines it."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """Measured facts for reports: ratios, seconds, verdict counts. Never an input of a loss."""
 

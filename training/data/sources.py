@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cuagent.record import list_runs
+from cuagent.record import RecordError as LogError
+from cuagent.record import RunFolder, end_record, list_runs, read_records
 from cuagent.task import Task
 from cuagent.training.data.export import write_atif, write_chat, write_parquet
 from cuagent.training.data.runs import load_runs
@@ -26,14 +27,16 @@ Say = Callable[[str], None]
 
 
 def episodes_of(sources: Sequence[Path], chat: Chat, say: Say) -> list[Episode]:
-    """Load the episodes of JSONL files and of folders of runs; report skipped runs and reasons
-    through `say`."""
+    """Load the episodes of JSONL files, of folders of `cuagent train collect`, and of folders of
+    runs; report skipped runs and reasons through `say`."""
     found: list[Episode] = []
     for source in sources:
         if not source.exists():
             raise RecordError(f"{source}: no such file or folder")
-        if source.is_file():
-            found += read_episodes(source)
+        played = [source] if source.is_file() else sorted(source.glob("episodes/*.jsonl"))
+        if played:
+            for file in played:
+                found += read_episodes(file)
             continue
         loaded = load_runs(source, chat)
         for why, count in loaded.left_out.items():
@@ -47,10 +50,14 @@ def episodes_of(sources: Sequence[Path], chat: Chat, say: Say) -> list[Episode]:
     return found
 
 
-def export(runs: Path, form: Export, out: Path, policy: Path | None) -> int:
-    """Write runs in the format `form`; return the number of rows or files written.
+def export(
+    runs: Path, form: Export, out: Path, policy: Path | None, say: Say = lambda text: None
+) -> int:
+    """Write the finished runs of a folder in the format `form`; return the number of rows or files
+    written.
 
-    Parquet needs `policy`, whose tokenizer made the token ids.
+    Skipped runs and their reasons are reported through `say`. Parquet needs `policy`, whose
+    tokenizer made the token ids.
     """
     found = list_runs(runs)
     if not found:
@@ -58,15 +65,37 @@ def export(runs: Path, form: Export, out: Path, policy: Path | None) -> int:
     if out.exists() and out.is_dir() != (form is Export.ATIF):
         raise RecordError(f"{out}: {form} needs a {'folder' if form is Export.ATIF else 'file'}")
     out.parent.mkdir(parents=True, exist_ok=True)
-    if form is Export.CHAT:
-        return write_chat(found, out)
-    if form is Export.ATIF:
-        return write_atif(found, out)
+    if form is not Export.PARQUET:
+        finished = finished_runs(found, say)
+        return write_chat(finished, out) if form is Export.CHAT else write_atif(finished, out)
     if policy is None:
         raise RecordError("parquet holds token ids; add --policy for the tokenizer")
     with policy_errors(policy):
         chat = load_chat(policy)
-    return write_parquet(load_runs(runs, chat).episodes, out)
+    loaded = load_runs(runs, chat)
+    for why, count in loaded.left_out.items():
+        say(f"{runs}: {count} runs skipped: {why}")
+    if not loaded.episodes:
+        raise RecordError(f"{runs}: no run can be written")
+    return write_parquet(loaded.episodes, out)
+
+
+def finished_runs(runs: Sequence[RunFolder], say: Say) -> list[RunFolder]:
+    """Return the runs that have ended; report the others through `say`. Raises RecordError if there
+    is none."""
+    found = []
+    for run in runs:
+        try:
+            if end_record(read_records(run)) is None:
+                say(f"{run.id} skipped: still running or killed")
+                continue
+        except LogError as why:
+            say(f"{run.id} skipped: {why}")
+            continue
+        found.append(run)
+    if not found:
+        raise RecordError("no run has ended")
+    return found
 
 
 def digest_of_tasks(tasks: Sequence[Task]) -> str:

@@ -1,11 +1,14 @@
 """Load tasks, and split tasks and their episodes into a training part and a held-out part.
 
-Every stage uses the same split: it depends on the task's digest and the share alone.
+Every stage uses the same split: it depends on the task's source text, its class and the share
+alone. So a run of `cuagent optimize` on a held-out task is held out for each device, precision and
+`--inputs`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -16,8 +19,7 @@ from cuagent.training.data.segments import Episode, RecordError
 
 
 class Part(StrEnum):
-    """A part of a task set: training tasks, held-out tasks, or all. The split depends on task
-    hashes alone."""
+    """A part of a task set: training tasks, held-out tasks, or all."""
 
     TRAIN = "train"
     HELDOUT = "heldout"
@@ -69,12 +71,20 @@ def part_of(tasks: Sequence[Task], share: float, part: Part) -> list[Task]:
     return train if part is Part.TRAIN else heldout
 
 
-def is_heldout(task: str, share: float, salt: str = "cuagent") -> bool:
-    """Return True if the task with digest `task` is held out of training.
+def source_digest(source: str, entry: str) -> str:
+    """Return the digest of a task's source text and class.
+
+    Unlike `Task.digest` it does not depend on the device, the precision or the torch settings.
+    """
+    return hashlib.sha256(json.dumps([source, entry]).encode()).hexdigest()
+
+
+def is_heldout(digest: str, share: float, salt: str = "cuagent") -> bool:
+    """Return True if the task with the source digest `digest` is held out of training.
 
     The answer is the same on every machine, in every stage. `share`: share of tasks to hold out.
     """
-    h = hashlib.sha256(f"{salt}:{task}".encode()).digest()
+    h = hashlib.sha256(f"{salt}:{digest}".encode()).digest()
     return int.from_bytes(h[:8], "big") < share * 2**64
 
 
@@ -83,10 +93,12 @@ def split_tasks(tasks: Sequence[Task], share: float) -> tuple[list[Task], list[T
 
     `split` splits episodes by the same rule. Raises RecordError if no training task is left.
     """
-    train = [task for task in tasks if not is_heldout(task.digest, share)]
-    if tasks and not train:
+    parts: tuple[list[Task], list[Task]] = ([], [])
+    for task in tasks:
+        parts[is_heldout(source_digest(task.source, task.entry), share)].append(task)
+    if tasks and not parts[0]:
         raise RecordError("every task is held out; add tasks, or set heldout lower")
-    return train, [task for task in tasks if is_heldout(task.digest, share)]
+    return parts
 
 
 def split(episodes: Iterable[Episode], share: float) -> tuple[list[Episode], list[Episode]]:
@@ -97,7 +109,8 @@ def split(episodes: Iterable[Episode], share: float) -> tuple[list[Episode], lis
     train: list[Episode] = []
     heldout: list[Episode] = []
     for episode in episodes:
-        (heldout if is_heldout(episode.task, share) else train).append(episode)
+        key = episode.source or episode.task
+        (heldout if is_heldout(key, share) else train).append(episode)
     if heldout and not train:
         raise RecordError("the task of every episode is held out; set heldout lower")
 

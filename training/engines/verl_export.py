@@ -128,7 +128,7 @@ def write_tasks(tasks: Path, out: Path, heldout: float, device: str) -> int:
         import pyarrow.parquet
     except ImportError as error:
         raise RecordError("verl reads parquet; pip install pyarrow") from error
-    from cuagent.training.data.tasks import is_heldout, load_tasks
+    from cuagent.training.data.tasks import is_heldout, load_tasks, source_digest
     from cuagent.training.engines.verl_rows import task_row
 
     found = load_tasks(tasks, device)
@@ -137,7 +137,8 @@ def write_tasks(tasks: Path, out: Path, heldout: float, device: str) -> int:
     for number, task in enumerate(found):
         copy = out / "tasks" / task.path.name
         copy.write_text(task.source, encoding="utf-8")
-        parts[is_heldout(task.digest, heldout)].append(task_row(number, task, copy))
+        held = is_heldout(source_digest(task.source, task.entry), heldout)
+        parts[held].append(task_row(number, task, copy))
     if not parts[False]:
         raise RecordError(f"{tasks}: every task is held out; add tasks, or set heldout lower")
     for name, rows in (("train", parts[False]), ("heldout", parts[True] or parts[False])):

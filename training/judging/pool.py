@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from cuagent.measure.profile.profile import Profile
     from cuagent.measure.rungs import Ladder
 
+MOST_KEPT = 20_000
+"""Largest number of judgements in the cache, some 30 kB each; the oldest are forgotten."""
 _MAGIC = b"judgment"
 _HEAD = struct.Struct("<8s32sQ")
 """Header of an entry of the cache file: magic, authentication code, size of the pickle in bytes."""
@@ -189,6 +191,7 @@ class JudgePool:
             with self._lock, self._cache_file.open("ab") as out:
                 out.write(entry((key, found)))
         future.set_result(found)
+        self._forget_oldest()
         return found
 
     def judge_uncached(self, task: Task, attempt: Attempt, effort: Effort | None) -> Judgement:
@@ -222,6 +225,15 @@ class JudgePool:
         verdict = median(j.verdict.seconds["total"] for j in right)
         timing = median(j.timing.seconds if j.timing else 0.0 for j in right)
         return f"a right kernel takes {verdict:.1f} s to verify and {timing:.1f} s to time"
+
+    def _forget_oldest(self) -> None:
+        """Bound the memory of the cache: a long run judges hundreds of thousands of kernels."""
+        with self._lock:
+            while len(self._cache) > MOST_KEPT:
+                oldest = next(iter(self._cache))
+                if not self._cache[oldest].done():
+                    return
+                del self._cache[oldest]
 
     def _drop(self, key: tuple[str, str]) -> None:
         with self._lock:

@@ -2,16 +2,15 @@
 
 PPO, the data sets for RFT and value pretraining, and evaluations use this module with different
 tasks and seeds.
-Not covered: one episode (`episode.py`).
+Not covered: one episode (`episode.py`), the files (`store.py`).
 Invariant: if a file `out/episodes/*.jsonl` exists, it has all episodes of its iteration.
 """
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +23,17 @@ from cuagent.training.algorithms.curriculum import (
     sample_tasks,
     task_weights,
 )
-from cuagent.training.data.segments import (
-    VERSION,
-    Episode,
-    RecordError,
-    episode_from,
-    write_episodes,
-)
+from cuagent.training.data.segments import Episode, RecordError, read_episodes, write_episodes
 from cuagent.training.engines.engine import Engine
-from cuagent.training.files import read_lines, write_atomic
 from cuagent.training.judging.pool import Pool
 from cuagent.training.policy.chat import Chat
 from cuagent.training.rollout.episode import Play, episode_id, play_many
+from cuagent.training.rollout.store import (
+    drop_later,
+    episodes_file,
+    partial_file,
+    resume_partial,
+)
 from cuagent.training.throttle import Throttle
 
 Say = Callable[[str], None]
@@ -66,6 +64,10 @@ class Collector:
     inputs: dict[str, Any] | None = None
     """Inputs that the episodes depend on, such as the policy's digest. An interrupted collection
     with equal inputs resumes; one with other inputs starts again. None: never resume."""
+    keeps: bool = False
+    """True if an iteration whose file exists is read from it and not played again. The caller
+    ensures that the file's episodes are of this run: a resumed run reads iterations in order, up to
+    the first one that is missing."""
     say: Say = print
     lost: dict[str, int] = field(default_factory=dict)
 
@@ -73,12 +75,20 @@ class Collector:
         """Play and return the episodes of an iteration. Raises RecordError if no episode has a
         reward."""
         jobs = parallel.local_share(self._jobs(iteration))
+        if self.keeps:
+            if (whole := episodes_file(self.out, iteration)).exists():
+                return self._kept(iteration, whole)
+            drop_later(self.out, iteration)
         policy = f"{self.name}@{iteration}"
-        partial = self.out / "episodes" / f"{iteration:05d}-{parallel.rank()}.incomplete"
-        ended = {} if self.inputs is None else resume_partial(partial, self.inputs)
+        names = [episode_id(policy, task, seed) for task, seed in jobs]
+        partial = partial_file(self.out, iteration, parallel.rank())
+        ended = (
+            {}
+            if self.inputs is None
+            else resume_partial(self.out, iteration, self.inputs, set(names))
+        )
         if ended:
             self.say(f"  resuming from {len(ended)} episodes in {partial}")
-        names = [episode_id(policy, task, seed) for task, seed in jobs]
         todo = [job for job, name in zip(jobs, names, strict=True) if name not in ended]
         progress = Progress(len(jobs), len(ended), partial if self.inputs else None, self.say)
         at_once = self._at_once() if todo else 1
@@ -123,12 +133,25 @@ class Collector:
         self.say(f"  {fits} episodes run in parallel: the memory for sampling holds no more")
         return fits
 
+    def _kept(self, iteration: int, whole: Path) -> list[Episode]:
+        """Return the episodes of an iteration that an interrupted run has played."""
+        found = list(read_episodes(whole))
+        self.say(f"  {len(found)} episodes of {whole} are not played again")
+        if parallel.rank() == 0:
+            self._note_outcomes(iteration, found)
+        parallel.barrier()
+        return found
+
     def _write(self, iteration: int, found: Sequence[Episode]) -> None:
-        path = self.out / "episodes" / f"{iteration:05d}.jsonl"
+        path = episodes_file(self.out, iteration)
         partial = path.with_suffix(".partial")
         partial.unlink(missing_ok=True)  # left by a killed process
         write_episodes(partial, found)
         partial.replace(path)
+        self._note_outcomes(iteration, found)
+
+    def _note_outcomes(self, iteration: int, found: Sequence[Episode]) -> None:
+        """Append the episodes' rewards to the file from which the curriculum chooses tasks."""
         if self.curriculum is not None:
             append_outcomes(self.out / "outcomes.jsonl", iteration, found)
 
@@ -169,19 +192,3 @@ class Progress:
                 write_episodes(self.partial, [episode])
             if self._throttle.due() and self.ended < self.all:
                 self.say(f"  {self.ended} of {self.all} episodes played")
-
-
-def resume_partial(path: Path, inputs: dict[str, Any]) -> dict[str, Episode]:
-    """Return the episodes of an interrupted collection by episode id; empty if its `inputs` differ.
-
-    The file is rewritten with the given inputs and these episodes, so that more episodes can be
-    appended.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    inputs = json.loads(json.dumps({"v": VERSION, **inputs}))  # tuples become lists, as in the file
-    lines: list[Any] = read_lines(path) if path.exists() else []
-    head, *rows = lines or [None]
-    found = [episode_from(row) for row in rows] if head == inputs else []
-    lines = [inputs, *({"v": VERSION, **asdict(episode)} for episode in found)]
-    write_atomic(path, "".join(json.dumps(line) + "\n" for line in lines))
-    return {episode.id: episode for episode in found}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dictated import SOURCE
 
 from cuagent.agent.loop import run_agent
 from cuagent.models.scripted import ScriptedModel
@@ -25,10 +26,13 @@ from cuagent.training.data.segments import (
     RecordError,
     Segment,
     require_logprobs,
+    write_episodes,
 )
-from cuagent.training.data.tasks import is_heldout, split
+from cuagent.training.data.sources import episodes_of, export, finished_runs
+from cuagent.training.data.tasks import is_heldout, source_digest, split
 from cuagent.training.policy.chat import Chat
 from cuagent.training.rollout.episode import Play, start_episode
+from cuagent.training.settings import Export
 
 NO_JUDGE: Any = None
 
@@ -127,6 +131,47 @@ def test_split_never_divides_a_task() -> None:
     assert 30 < len({e.task for e in heldout}) < 70
     assert is_heldout("digest3", 0.25) == is_heldout("digest3", 0.25)
     assert split(episodes, 0.0)[1] == []
+
+
+def test_unfinished_and_damaged_runs_are_skipped_and_named(
+    run: RunFolder, task: Task, play: Play, chat: Chat, tmp_path: Path
+) -> None:
+    killed = start_episode(task, NO_JUDGE, "some-api", play, run.path.parent)
+    killed.log.close()
+    damaged = start_episode(task, NO_JUDGE, "some-api", play, run.path.parent)
+    damaged.log.close()
+    with damaged.folder.log.open("a") as log:
+        log.write("nonsense\n")
+    loaded = load_runs(run.path.parent, chat)
+    assert [e.id for e in loaded.episodes] == [run.id]
+    assert loaded.left_out["still running or killed"] == 1
+    assert sum(str(damaged.folder.log) in why for why in loaded.left_out) == 1
+    for form, out in ((Export.CHAT, "chat.jsonl"), (Export.ATIF, "atif")):
+        said: list[str] = []
+        assert export(run.path.parent, form, tmp_path / out, None, said.append) == 1
+        assert len(said) == 2, "each skipped run is named"
+    with pytest.raises(RecordError, match="no run has ended"):
+        finished_runs([killed.folder], said.append)
+
+
+def test_run_on_a_heldout_task_is_held_out_at_each_precision(run: RunFolder, chat: Chat) -> None:
+    """Check that an episode is split by the source of its task, as the task itself is."""
+    episode = episode_of(run, chat)
+    assert episode.source == source_digest(SOURCE, "Model")
+    share = next(s for s in (0.2, 0.4, 0.6, 0.8, 1.0) if is_heldout(episode.source, s))
+    other = replace(episode, id="tf32", task="digest of the same source for tf32")
+    free = replace(episode, source="", task=next(
+        str(n) for n in range(99) if not is_heldout(str(n), share - 0.1)))  # fmt: skip
+    train, heldout = split([episode, other, free], share - 0.1 if share == 1.0 else share)
+    assert [e.id for e in heldout][:2] == [run.id, "tf32"]
+    assert free in train
+
+
+def test_a_folder_of_collect_is_read(tmp_path: Path, chat: Chat) -> None:
+    episodes = [replace(made(name), tokenizer=chat.fingerprint) for name in ("a", "b")]
+    for number, episode in enumerate(episodes):
+        write_episodes(tmp_path / "sampled" / "episodes" / f"0000{number}.jsonl", [episode])
+    assert episodes_of([tmp_path / "sampled"], chat, print) == episodes
 
 
 def test_exports_contain_the_conversation(run: RunFolder, chat: Chat, tmp_path: Path) -> None:

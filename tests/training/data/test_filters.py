@@ -45,6 +45,15 @@ def test_touches_protected_detects_changes_of_reference(
     assert touches_protected(Call(0, tool, json.dumps(arguments), True, True)) is touches
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [{"fastest": 0}, {"per_task": -1}, {"repeats": 0}, {"tokens": 0}, {"bad_calls": -1}],
+)
+def test_a_filter_that_would_keep_nothing_is_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))}: .* is not"):
+        Filters(**wrong)  # type: ignore[arg-type]
+
+
 def test_fastest_episodes_of_each_task_are_kept_by_measured_gain() -> None:
     def episode(name: str, task: str, over_compile: float | None, reward: float = 1.0) -> Episode:
         figures = {} if over_compile is None else {"over_compile": over_compile}

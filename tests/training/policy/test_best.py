@@ -14,14 +14,21 @@ from dictated import SOURCE
 from toy_game import FAST, play, same, silent, small_actor, weights
 
 from cuagent.agent.tools import TOOLS
-from cuagent.task import load_task
+from cuagent.task import Device, Precision
 from cuagent.task.task import Task
 from cuagent.training.algorithms.metrics import read_metrics, reward_fall
 from cuagent.training.algorithms.ppo import ppo
 from cuagent.training.algorithms.rft import RftConfig, imitation, rft, steps_of
 from cuagent.training.algorithms.value import ValueConfig, targets, value_steps_of
 from cuagent.training.data.segments import Episode, RecordError, read_episodes
-from cuagent.training.data.tasks import Part, is_heldout, part_of, split, split_tasks
+from cuagent.training.data.tasks import (
+    Part,
+    is_heldout,
+    part_of,
+    source_digest,
+    split,
+    split_tasks,
+)
 from cuagent.training.policy.chat import train_tokenizer
 from cuagent.training.policy.model import new_actor, new_critic, save_model, small_config
 from cuagent.training.policy.optimize import AdamW
@@ -105,9 +112,14 @@ def test_tasks_and_their_episodes_are_split_alike() -> None:
     assert len(train) + len(heldout) == 60
     assert heldout
     played = [
-        replace(e, task=t.digest) for t, e in zip(tasks, play(small_actor(), 60, 1), strict=True)
+        replace(e, task=t.digest, source=source_digest(t.source, t.entry))
+        for t, e in zip(tasks, play(small_actor(), 60, 1), strict=True)
     ]
     assert [e.task for e in split(played, 0.2)[0]] == [t.digest for t in train]
+    for other in ({"device": Device.CUDA}, {"precision": Precision.TF32}, {"inputs": "f32[8]"}):
+        renamed = [replace(t, **other) for t in tasks]
+        assert renamed[0].digest != tasks[0].digest
+        assert [t.source for t in split_tasks(renamed, 0.2)[0]] == [t.source for t in train]
     assert part_of(tasks, 0.2, Part.HELDOUT) == heldout
     assert part_of(tasks, 0.2, Part.ALL) == tasks
     with pytest.raises(RecordError, match=r"none of 60 tasks is held out \(heldout=0\.0\)"):
@@ -158,8 +170,8 @@ def test_processes_of_torchrun_share_the_episodes(
     assert [p.name for p in (out / "episodes").iterdir()] == ["00000.jsonl"]
     assert json.loads((out / "evaluation.json").read_text())["episodes"] == 9
     assert done.stdout.count("reward -1.000") == 1, "one process reports"
-    trained = {load_task(str(f), device="cpu").digest for f in tasks.glob("*.py")}
-    assert {e.task for e in episodes} == {t for t in trained if not is_heldout(t, 0.5)}
+    trained = {source_digest(f.read_text(), "Model") for f in tasks.glob("*.py")}
+    assert {e.source for e in episodes} == {t for t in trained if not is_heldout(t, 0.5)}
 
 
 def test_evaluation_plays_the_heldout_tasks(policy: Path, tasks: Path, tmp_path: Path) -> None:
@@ -169,7 +181,7 @@ def test_evaluation_plays_the_heldout_tasks(policy: Path, tasks: Path, tmp_path:
     for part in (Part.TRAIN, Part.HELDOUT):
         collect(policy, tasks, tmp_path / part, 8, config, "cpu", silent, part)
     played = {
-        part: {e.task for e in read_episodes(tmp_path / part / "episodes" / "00000.jsonl")}
+        part: {e.source for e in read_episodes(tmp_path / part / "episodes" / "00000.jsonl")}
         for part in (Part.TRAIN, Part.HELDOUT)
     }
     assert not any(is_heldout(t, 0.5) for t in played[Part.TRAIN])
