@@ -26,7 +26,12 @@ from cuagent.training.data.batch import batch_order, collate
 from cuagent.training.data.segments import Episode
 from cuagent.training.engines.engine import DeviceGuard
 from cuagent.training.policy.best import BestWeights
-from cuagent.training.policy.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from cuagent.training.policy.checkpoint import (
+    SaveTimer,
+    latest_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
 from cuagent.training.policy.model import device_microbatches, logprobs_of, per_token
 from cuagent.training.policy.optimize import AdamW, apply_gradients, make_optimizer, require_finite
 from cuagent.training.throttle import Throttle
@@ -45,6 +50,7 @@ class RftConfig:
     result."""
     seed: int = 0
     save_every: int = 100
+    """Steps between two checkpoints; one is also saved after `checkpoint.SAVE_S` seconds."""
     evaluate_every: int | None = None
     """Steps between two evaluations on the held-out tasks; None evaluates after each epoch."""
     stop_after: int | None = None
@@ -87,7 +93,7 @@ def rft(
     every = config.evaluate_every or steps_per_epoch(config, len(episodes))
     drop_metrics_from(out / "metrics.jsonl", first + 1)
     metrics: Metrics = {}
-    throttle = Throttle()
+    throttle, timer = Throttle(), SaveTimer()
     actor.train()
     for step in range(first, steps):
         if best.is_over(config.patience):
@@ -107,7 +113,7 @@ def rft(
         if throttle.due(last or (bool(heldout) and evaluates)):
             say(f"rft {done}/{steps}: loss {metrics['loss']:.4f}" + _heldout(metrics))
         ends = last or best.is_over(config.patience)
-        if ends or done % config.save_every == 0 or done == config.stop_after:
+        if timer.due(ends or done % config.save_every == 0 or done == config.stop_after):
             require_finite(actor, metrics["loss"], "rft.optimizer.lr")
             save_checkpoint(out, done, {"actor": actor}, {"actor": optimizer}, best.position)
         if done == config.stop_after:

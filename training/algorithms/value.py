@@ -30,7 +30,12 @@ from cuagent.training.config import SEEDS, above, at_least, between
 from cuagent.training.data.batch import Batch, batch_order, collate
 from cuagent.training.data.segments import Episode
 from cuagent.training.engines.engine import DeviceGuard
-from cuagent.training.policy.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from cuagent.training.policy.checkpoint import (
+    SaveTimer,
+    latest_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
 from cuagent.training.policy.model import device_microbatches, per_token, values
 from cuagent.training.policy.optimize import AdamW, apply_gradients, make_optimizer, require_finite
 from cuagent.training.throttle import Throttle
@@ -52,6 +57,7 @@ class ValueConfig:
     tokens_per_microbatch: int = 16384
     seed: int = 0
     save_every: int = 100
+    """Steps between two checkpoints; one is also saved after `checkpoint.SAVE_S` seconds."""
     evaluate_every: int = 50
     stop_after: int | None = None
     """Step after which training stops as if interrupted; used by tests of resuming."""
@@ -91,7 +97,7 @@ def pretrain_value(
         metrics: Metrics = evaluate_critic(critic, heldout or episodes, config)
     if first == 0:
         log_metrics(out / "metrics.jsonl", 0, metrics, stage="value")
-    throttle = Throttle()
+    throttle, timer = Throttle(), SaveTimer()
     steps = value_steps_of(config, len(episodes))
     critic.train()
     for step in range(first, steps):
@@ -110,7 +116,7 @@ def pretrain_value(
         if throttle.due(evaluates):
             say(f"value {done}/{steps}: loss {loss:.4f}" + _explained(metrics))
         log_metrics(out / "metrics.jsonl", done, metrics, stage="value")
-        if last or done % config.save_every == 0 or done == config.stop_after:
+        if timer.due(last or done % config.save_every == 0 or done == config.stop_after):
             require_finite(critic, loss, "value.optimizer.lr")
             save_checkpoint(out, done, {"critic": critic}, {"critic": optimizer}, {})
         if done == config.stop_after:

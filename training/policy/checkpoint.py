@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -33,11 +34,31 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from cuagent.training import parallel
 from cuagent.training.data.segments import RecordError
 
+SAVE_S = 900.0
+"""Longest time in seconds after which a stage saves a checkpoint, whatever its `save_every`."""
 STATE, WEIGHTS = "state.pt", "weights"
 TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
 
 Modules = Mapping[str, torch.nn.Module]
 Optimizers = Mapping[str, torch.optim.Optimizer]
+
+
+class SaveTimer:
+    """Timer that limits the work that a kill can undo: steps of a large model take minutes."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def due(self, force: bool) -> bool:
+        """Return True if a checkpoint should be saved now; `force` overrides the interval.
+
+        All processes call it together and get the same answer.
+        """
+        late = time.monotonic() - self._last > SAVE_S
+        due = force or parallel.sum_number(float(late)) > 0
+        if due:
+            self._last = time.monotonic()
+        return due
 
 
 def save_checkpoint(

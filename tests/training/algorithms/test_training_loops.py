@@ -23,7 +23,7 @@ from cuagent.training.policy.checkpoint import (
     latest_checkpoint,
 )
 from cuagent.training.policy.model import new_critic
-from cuagent.training.policy.optimize import AdamW
+from cuagent.training.policy.optimize import AdamW, apply_gradients
 
 
 @pytest.mark.slow
@@ -85,6 +85,35 @@ def test_resumed_stage_equals_uninterrupted_one(stage: str, tmp_path: Path) -> N
     resumed = run(tmp_path / "parts", None)
     assert same(whole[0], resumed[0])
     assert whole[1] == resumed[1]
+
+
+@pytest.mark.parametrize("stage", ["rft", "value"])
+def test_kill_undoes_at_most_some_minutes(
+    stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check that slow steps are saved although `save_every` is far away."""
+    clock = itertools.count(step=500)  # seconds, at each step
+    monkeypatch.setattr(
+        "cuagent.training.policy.checkpoint.time", SimpleNamespace(monotonic=clock.__next__)
+    )
+    episodes, name = play(small_actor(), 8, 0), "apply_gradients"
+    module = f"cuagent.training.algorithms.{stage}.{name}"
+    calls = itertools.count()
+
+    def killed(*arguments: Any) -> float:
+        if next(calls) == 5:
+            raise KeyboardInterrupt
+        return apply_gradients(*arguments)
+
+    monkeypatch.setattr(module, killed)
+    with pytest.raises(KeyboardInterrupt):
+        if stage == "rft":
+            rft(small_actor(), episodes, [], RftConfig(9, 8), tmp_path, silent)
+        else:
+            pretrain_value(
+                new_critic(small_actor()), episodes, [], ValueConfig(9, 8), tmp_path, silent
+            )
+    assert latest_checkpoint(tmp_path) == tmp_path / "step-00000004"
 
 
 def test_progress_line_is_printed_after_interval(
