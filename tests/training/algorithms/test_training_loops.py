@@ -106,13 +106,16 @@ def test_kill_undoes_at_most_some_minutes(
         return apply_gradients(*arguments)
 
     monkeypatch.setattr(module, killed)
-    with pytest.raises(KeyboardInterrupt):
+
+    def train() -> None:
         if stage == "rft":
             rft(small_actor(), episodes, [], RftConfig(9, 8), tmp_path, silent)
         else:
-            pretrain_value(
-                new_critic(small_actor()), episodes, [], ValueConfig(9, 8), tmp_path, silent
-            )
+            critic = new_critic(small_actor())
+            pretrain_value(critic, episodes, [], ValueConfig(9, 8), tmp_path, silent)
+
+    with pytest.raises(KeyboardInterrupt):
+        train()
     assert latest_checkpoint(tmp_path) == tmp_path / "step-00000004"
 
 
