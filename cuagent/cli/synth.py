@@ -131,7 +131,12 @@ def _progress(count: int) -> Any:
 @app.command()
 def read(
     file: Annotated[Path, typer.Argument(metavar="FILE.parquet", help="A file with `code`.")],
-    run: Annotated[int, typer.Option(min=0, metavar="N", help="Rows to run, from the first.")] = 0,
+    run: Annotated[
+        int,
+        typer.Option(
+            min=0, metavar="N", help="Rows to run, from the first; they run with your rights."
+        ),
+    ] = 0,
     device: Device = "auto",
     jobs: Jobs = None,
     compile: Compile = False,
@@ -178,7 +183,7 @@ def _print_audit(found: Any) -> None:
     for name, rows in found.faults.items():
         print(f"{name}: {len(rows)} rows")
         for row in rows[:SHOWN]:
-            print(f"  row {row}: {found.details.get(row, '')}")
+            print(f"  row {row}: {found.details.get((name, row), '')}")
     if not found.faults:
         print("no fault found")
 

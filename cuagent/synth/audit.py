@@ -42,7 +42,8 @@ class Audit:
     rows: int = 0
     faults: dict[str, list[int]] = field(default_factory=dict)
     """Numbers of the rows with a fault, by the fault's name."""
-    details: dict[int, str] = field(default_factory=dict)
+    details: dict[tuple[str, int], str] = field(default_factory=dict)
+    """Explanation of a fault, by the fault's name and the number of the row."""
     operators: Counter[str] = field(default_factory=Counter)
     """Number of calls of each operator in the code of all rows, by operator."""
     counts: Counter[int] = field(default_factory=Counter)
@@ -54,7 +55,7 @@ class Audit:
     def add(self, fault: str, row: int, detail: str = "") -> None:
         self.faults.setdefault(fault, []).append(row)
         if detail:
-            self.details[row] = detail
+            self.details[fault, row] = detail
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -100,7 +101,7 @@ def audit(
     found, seen = Audit(), _Seen()
     known = read_problems(Path(kernelbench)) if kernelbench else []
     orders: list[tuple[int, Order]] = []
-    for number, row in enumerate(read_set(path)):
+    for number, row in enumerate(read_set(path, all_text=False)):
         found.rows += 1
         sound = _read(number, row, found, seen)
         if sound and known and (hit := _collision(row, known)):
@@ -116,7 +117,10 @@ def audit(
 def _read(number: int, row: Mapping[str, Any], found: Audit, seen: _Seen) -> bool:
     """Audit the text of one row and add its faults to `found`; return True if the row can be
     run."""
-    code, declared = str(row["code"]), operators_of(row)
+    code, declared = row["code"], operators_of(row)
+    if not isinstance(code, str):
+        found.add(Reason.SOURCE.value, number, "its code is no text")
+        return False
     if len(code) > LONGEST_CODE:
         found.add(Reason.SOURCE.value, number, f"more than {LONGEST_CODE:,} characters")
         return False

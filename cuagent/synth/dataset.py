@@ -113,9 +113,9 @@ def write_set(rows: Iterable[Mapping[str, Any]], path: Path, about: Mapping[str,
     return count
 
 
-def read_set(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a task set, or of any parquet file with a column `code`. Raises
-    SynthError."""
+def read_set(path: Path, all_text: bool = True) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a task set, or of any parquet file with a column `code`. Raises SynthError,
+    also for a row whose code is no text if `all_text`."""
     pa, parquet = parquet_library(path)
     if not path.is_file():  # a pipe would block
         raise SynthError(f"{path}: is no file")
@@ -127,7 +127,7 @@ def read_set(path: Path) -> Iterator[dict[str, Any]]:
             )
         rows = (row for batch in file.iter_batches(GROUP) for row in batch.to_pylist())
         for number, row in enumerate(rows):
-            if not isinstance(row["code"], str):
+            if all_text and not isinstance(row["code"], str):
                 raise SynthError(f"{path}: the `code` of row {number} is no text")
             yield row
     except (OSError, pa.ArrowException) as error:

@@ -237,6 +237,8 @@ def test_audit_finds_planted_faults_in_the_papers_form(tmp_path: Path) -> None:
         "random or with hidden state": [5],
     }
     assert found.to_json()["rows_by_operators"] == {"0": 1, "1": 5}
+    assert found.details["label absent from the code", 3] == "diag"
+    assert found.details["wrong operator label", 3] == "declared, not run: diag"
 
 
 def test_audit_command_reports_and_fails(
@@ -309,6 +311,18 @@ def test_code_that_is_no_text_is_refused(tmp_path: Path, code: list[object]) -> 
     pyarrow.parquet.write_table(pyarrow.table({"code": code}), file)
     with pytest.raises(SynthError, match="the `code` of row 0 is no text"):
         task_files(file, "train")
+
+
+def test_audit_names_a_row_without_text_and_audits_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "odd.parquet"
+    code = [None, *[task("return torch.relu(x)")] * 2]
+    pyarrow.parquet.write_table(pyarrow.table({"code": code}), file)
+    assert command(["synth", "read", str(file)]) == 1
+    said = capsys.readouterr().out
+    assert "no task: 1 rows\n  row 0: its code is no text" in said
+    assert "byte-identical duplicate: 1 rows\n  row 2: of row 1" in said
 
 
 def test_audit_of_hostile_texts_ends_soon_without_an_error(tmp_path: Path) -> None:
