@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -246,6 +247,8 @@ def _grammar(operators: str, families: str, device: str) -> Grammar:
         raise Refused(f"--families {unknown[0]}: unknown; use {', '.join(FAMILIES)}")
     if bad := [name for name in counts if not name.isdigit() or name == "0"]:
         raise Refused(f"--operators {bad[0]}: write numbers, as in 1:0.2,2:0.5,3:0.3")
+    if (counts and not any(counts.values())) or not any((FAMILIES | chosen).values()):
+        raise Refused("a weight of --operators and one of --families must be above 0")
     return Grammar(
         counts={int(n): weight for n, weight in counts.items()} or COUNTS,
         families=FAMILIES | chosen,
@@ -261,8 +264,8 @@ def _weights(text: str, option: str) -> dict[str, float]:
             found[name.strip()] = float(weight)
         except ValueError as error:
             raise Refused(f"{option} {part}: write NAME:WEIGHT") from error
-        if found[name.strip()] < 0:
-            raise Refused(f"{option} {part}: a weight is at least 0")
+        if not 0 <= found[name.strip()] < math.inf:
+            raise Refused(f"{option} {part}: a weight is a finite number of at least 0")
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from cuagent.synth.card import write_card, yields
 from cuagent.synth.dataset import row_of, write_set
-from cuagent.synth.run import Settings
+from cuagent.synth.run import LIBRARIES, Settings
 from cuagent.synth.shards import Record, Shards
 
 FILE = "tasks.parquet"
@@ -28,9 +28,8 @@ def write_outputs(
     about = {
         "generator": identity["generator"],
         "torch": identity["torch"],
-        "command": f"cuagent synth --count {settings.count} --seed {settings.seed} "
-        f"--device {settings.device} --out DIR"
-        + (" --kernelbench KERNELBENCH" if settings.kernelbench else ""),
+        **{name: identity[name] or "not installed" for name in LIBRARIES},
+        "command": settings.command(),
         "seed": settings.seed,
         "device": name,
         "compose": settings.compose,

@@ -12,9 +12,10 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,10 @@ from cuagent.synth.shards import Record, Shards
 from cuagent.synth.source import graph_of, normalized, parse
 from cuagent.synth.workers import Workers
 
-GENERATOR = 4
+GENERATOR = 5
 """Version of the generator. Increase it when the same seed leads to other tasks than before."""
+LIBRARIES = ("transformers", "timm")
+"""Libraries whose installed modelling files give blocks: other versions lead to other tasks."""
 SETTINGS = "settings.json"
 WINDOWS = {"cpu": (1e-4, 2e-2), "cuda": (1e-3, 1e-1)}
 """Accepted range of a task's eager time in seconds, by device; for a GPU it is that of the CUDA
@@ -83,7 +86,35 @@ class Settings:
             found["kernelbench"] = digest(Path(self.kernelbench))  # the path is this machine's
         del found["count"]
         versions = {"generator": GENERATOR, "torch": torch.__version__}
+        versions |= {name: installed_version(name) for name in LIBRARIES}
         return json.loads(json.dumps(found | versions))
+
+    def command(self) -> str:
+        """Return the command that makes the set, with placeholders for folders."""
+        plain, said = Grammar(), [f"--count {self.count}", f"--seed {self.seed}"]
+        said += [f"--device {self.device}", "--out DIR"]
+        if self.compose != "grammar":
+            kind, _, model = self.compose.partition(" ")
+            said += [f"--compose {kind}", *([f"--model {model}"] if model else [])]
+        if dict(self.grammar.counts) != dict(plain.counts):
+            said.append(f"--operators {_shares(self.grammar.counts)}")
+        changed = {n: w for n, w in self.grammar.families.items() if plain.families.get(n) != w}
+        said += [f"--families {_shares(changed)}"] if changed else []
+        said += ["--kernelbench KERNELBENCH"] if self.kernelbench else []
+        said += [] if self.compile else ["--no-compile"]
+        return " ".join(["cuagent synth", *said])
+
+
+def _shares(weights: Mapping[Any, float]) -> str:
+    return ",".join(f"{name}:{weight:g}" for name, weight in weights.items())
+
+
+def installed_version(name: str) -> str | None:
+    """Return the version of an installed library; None if it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def synthesize(

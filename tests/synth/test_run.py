@@ -22,6 +22,8 @@ from cuagent.bench.results import FORMAT, opened_for_writing
 from cuagent.cli.main import run as command
 from cuagent.synth.audit import audit
 from cuagent.synth.candidate import Candidate
+from cuagent.synth.catalogue import FAMILIES
+from cuagent.synth.compose import Grammar
 from cuagent.synth.dataset import (
     COLUMNS,
     SPLITS,
@@ -348,6 +350,8 @@ def test_parquet_without_code_is_refused(tmp_path: Path) -> None:
         (["synth"], "--out is missing"),
         (["synth", "--out", "x", "--families", "nonsense:1"], "unknown; use elementwise"),
         (["synth", "--out", "x", "--operators", "many:1"], "write numbers"),
+        (["synth", "--out", "x", "--operators", "1:nan"], "a finite number"),
+        (["synth", "--out", "x", "--operators", "1:0"], "must be above 0"),
         (["synth", "--out", "x", "--compose", "magic"], "use grammar or model"),
         (["synth", "read", "missing.parquet"], "no such file"),
     ],
@@ -383,5 +387,30 @@ def test_settings_have_the_problems_of_kernelbench_but_not_their_folder(tmp_path
 def test_settings_name_what_makes_a_set() -> None:
     identity = Settings(10, seed=3).identity()
     assert identity["seed"] == 3
-    assert {"generator", "torch", "grammar"} <= set(identity)
+    assert {"generator", "torch", "transformers", "timm", "grammar"} <= set(identity)
     assert "count" not in identity
+
+
+def test_set_of_other_library_versions_is_not_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(10)
+    (tmp_path / "settings.json").write_text(json.dumps(settings.identity()))
+    monkeypatch.setattr("cuagent.synth.run.installed_version", lambda name: "99")
+    with pytest.raises(SynthError, match="was begun with another transformers, timm"):
+        synthesize(settings, tmp_path, True, 1, lambda *_: None)
+
+
+def test_card_has_the_command_with_all_options() -> None:
+    assert Settings(7, 3, "cuda").command() == (
+        "cuagent synth --count 7 --seed 3 --device cuda --out DIR"
+    )
+    counts, families = {1: 1.0, 2: 0.5}, {**FAMILIES, "recurrent": 0.0}
+    grammar = Grammar(counts=counts, families=families)
+    settings = Settings(
+        7, compose="model openai:m", grammar=grammar, kernelbench="/k", compile=False
+    )
+    assert settings.command() == (
+        "cuagent synth --count 7 --seed 0 --device cpu --out DIR --compose model --model openai:m "
+        "--operators 1:1,2:0.5 --families recurrent:0 --kernelbench KERNELBENCH --no-compile"
+    )
