@@ -14,7 +14,7 @@
                  memory, continuous.py by transformers, server.py by a server; verl_*.py: export
                  to verl, its agent loop and its GAE
     rollout/     episode.py: episodes through the agent's loop and tools; collect.py: many of them;
-                 setup.py: the engine and the judges for the settings
+                 store.py: their files; setup.py: the engine and the judges for the settings
     judging/     pool.py, judge_process.py: verdicts for many episodes; pool_server.py, ray_pool.py:
                  for other processes and machines
     algorithms/  rft.py, value.py, ppo.py, ppo_update.py: the loops; losses.py, advantage.py,
