@@ -40,6 +40,8 @@ and memory; one fork server that has imported torch serves all of them."""
 TASK_BYTES = 4 << 30
 """GPU memory in bytes that is reserved for each open task and for the attempt in progress. Eight
 open tasks of a million numbers used 30 GB of an H200, contexts included."""
+EXIT_S = 10.0
+"""Longest wait in seconds for the exit of a process whose pipe has closed."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -68,14 +70,18 @@ class JudgeProcess:
         not pinned. `judges_per_gpu`: number of processes that share the GPU, this one included.
         Raises PoolError if CUDA_VISIBLE_DEVICES excludes the GPU.
         """
-        context = multiprocessing.get_context("spawn")
         visible = None if gpu is None else visible_device(gpu)
+        self._arguments = (isolation, visible, core, device_lock, judges_per_gpu)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._start()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
         self._pipe, child_pipe = context.Pipe()
-        arguments = (child_pipe, isolation, visible, core, device_lock, judges_per_gpu)
-        self._process = context.Process(target=serve, args=arguments)
+        self._process = context.Process(target=serve, args=(child_pipe, *self._arguments))
         self._process.start()
         child_pipe.close()
-        self._lock = threading.Lock()
 
     def open(self, tasks: Sequence[Task], timed: bool) -> None:
         """Open tasks in parallel before the first judgement. `timed`: kernels will be timed.
@@ -101,20 +107,43 @@ class JudgeProcess:
         return self._ask("measure_ladder", task, whole)
 
     def _ask(self, *question: Any) -> Any:
+        """Return the answer of the judging process. If it crashes, ask a new process once more."""
         with self._lock:
             try:
-                self._pipe.send(question)
-                answer = self._pipe.recv()
+                answer = self._exchange(question)
             except (EOFError, OSError) as error:
-                raise PoolError(
-                    f"a judging process died ({error!r}); run the command again"
-                ) from error
+                if not self._restart():
+                    raise PoolError(
+                        f"a judging process died ({error!r}); run the command again"
+                    ) from error
+                try:
+                    answer = self._exchange(question)
+                except (EOFError, OSError) as again:
+                    raise PoolError(f"two judging processes died in turn ({again!r})") from again
         if isinstance(answer, Exception):
             raise answer
         return answer
 
+    def _exchange(self, question: tuple[Any, ...]) -> Any:
+        self._pipe.send(question)
+        return self._pipe.recv()
+
+    def _restart(self) -> bool:
+        """Start a new process if the last one crashed or was killed, and return True.
+
+        Without a new process all later kernels would stay without a reward. A process that ended by
+        itself was interrupted or closed, so no other one is started.
+        """
+        self._process.join(timeout=EXIT_S)
+        if self._closed or not self._process.exitcode:
+            return False
+        self._pipe.close()
+        self._start()
+        return True
+
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             self._pipe.close()
         self._process.join(timeout=30)
         if self._process.is_alive():

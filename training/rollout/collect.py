@@ -38,6 +38,10 @@ from cuagent.training.throttle import Throttle
 
 Say = Callable[[str], None]
 
+LEAST_KEPT = 0.5
+"""Least share of an iteration's episodes that must have a reward. The others are lost where kernels
+are judged, so the rest would teach a policy not to submit any."""
+
 
 @dataclass
 class Collector:
@@ -112,8 +116,10 @@ class Collector:
         found = [
             e for e in parallel.gather_interleaved([ended.get(n) for n in names]) if e is not None
         ]
-        if not found:
-            raise RecordError(f"no episode of iteration {iteration} has a reward: {self.lost}")
+        if len(found) < LEAST_KEPT * self.episodes:
+            some = f"only {len(found)} of {self.episodes} episodes" if found else "no episode"
+            verb = "have" if found else "has"
+            raise RecordError(f"{some} of iteration {iteration} {verb} a reward: {self.lost}")
         if parallel.rank() == 0:
             self._write(iteration, found)
         parallel.barrier()  # delete the partial files only when the complete file exists

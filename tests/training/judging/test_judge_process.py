@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +28,7 @@ from cuagent.training.demo.teacher import ErrorRates, Teacher, initial_files
 from cuagent.training.judging.judge_process import (
     MAX_OPEN_TASKS,
     JudgeCache,
+    JudgeProcess,
     PoolError,
     max_open_tasks,
     pin_to_core,
@@ -47,6 +50,39 @@ if __name__ == "__main__":
     multiprocessing.get_context("spawn").Process(target=child).start()
     time.sleep(300)
 """
+
+
+@pytest.fixture
+def judge_process() -> Iterator[JudgeProcess]:
+    started = JudgeProcess("auto", None, None, DeviceLock())
+    yield started
+    started.close()
+
+
+def test_killed_judging_process_is_replaced(judge_process: JudgeProcess) -> None:
+    """Check that a kill (of the kernel, when memory is short) costs no later reward."""
+    before = judge_process._process.pid
+    assert before is not None
+    judge_process.open([], timed=False)
+    os.kill(before, signal.SIGKILL)
+    judge_process.open([], timed=False)
+    assert judge_process._process.pid != before
+
+
+def test_request_that_crashes_two_processes_is_an_error(
+    judge_process: JudgeProcess, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(PoolError, match="two judging processes died in turn"):
+        judge_process._ask("no such method", None)
+    judge_process.open([], timed=False)
+
+
+def test_interrupted_judging_process_is_not_replaced(judge_process: JudgeProcess) -> None:
+    judge_process.open([], timed=False)
+    assert judge_process._process.pid is not None
+    os.kill(judge_process._process.pid, signal.SIGINT)
+    with pytest.raises(PoolError, match="run the command again"):
+        judge_process.open([], timed=False)
 
 
 def test_child_exits_with_killed_parent(tmp_path: Path) -> None:

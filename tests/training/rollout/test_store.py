@@ -16,12 +16,13 @@ from cuagent.task.task import Task
 from cuagent.training.algorithms.curriculum import Curriculum, read_outcomes
 from cuagent.training.algorithms.monitor import Action, Limits
 from cuagent.training.algorithms.ppo import ppo
-from cuagent.training.data.segments import VERSION, Episode, write_episodes
+from cuagent.training.data.runs import UnusableRun
+from cuagent.training.data.segments import VERSION, Episode, RecordError, write_episodes
 from cuagent.training.engines.engine import LocalEngine
 from cuagent.training.policy.chat import Chat
 from cuagent.training.policy.model import new_actor, new_critic, small_config
 from cuagent.training.rollout.collect import Collector
-from cuagent.training.rollout.episode import Play
+from cuagent.training.rollout.episode import Play, play_one
 from cuagent.training.rollout.store import HELDOUT, drop_later, episodes_file
 
 INPUTS = {"policy": 1}
@@ -85,6 +86,27 @@ def test_episodes_of_more_processes_are_used_by_one(collector: Callable[..., Col
     assert no_engine(collect)(0) == whole
     assert said == [f"  resuming from 4 episodes in {folder / '00000-0.incomplete'}"]
     assert [p.name for p in folder.iterdir()] == ["00000.jsonl"]
+
+
+def test_collection_that_loses_most_rewards_ends_and_resumes(
+    collector: Callable[..., Collector], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check that a policy is not trained on the episodes that had nothing judged."""
+    broken = {1, 2, 3}
+
+    def lost(*arguments: Any, **more: Any) -> Episode:
+        if arguments[6] in broken:
+            raise UnusableRun("no reward, judge failed")
+        return play_one(*arguments, **more)
+
+    monkeypatch.setattr("cuagent.training.rollout.episode.play_one", lost)
+    collect = collector("run", say=silent)
+    with pytest.raises(RecordError, match="only 1 of 4 episodes of iteration 0 have a reward"):
+        collect(0)
+    broken.clear()
+    said: list[str] = []
+    assert len(collector("run", say=said.append)(0)) == 4
+    assert said == [f"  resuming from 1 episodes in {collect.out}/episodes/00000-0.incomplete"]
 
 
 def test_rewound_ppo_does_not_use_episodes_of_a_run_that_went_on(tmp_path: Path) -> None:
