@@ -95,6 +95,8 @@ class RayPool(RemotePool):
         if not ray.is_initialized():
             ray.init(os.environ.get("RAY_ADDRESS"), log_to_driver=False, include_dashboard=False)
         resources = {"num_cpus": 1, "num_gpus": int(gpus), "max_concurrency": MAX_CONCURRENCY}
+        # An actor that crashes is replaced, else all its later kernels would have no reward.
+        resources |= {"max_restarts": -1, "max_task_retries": 1}
         shared_options = {"namespace": NAMESPACE, "get_if_exists": True, "lifetime": "detached"}
         self._actors: list[Any] = []
         for number in range(actors):

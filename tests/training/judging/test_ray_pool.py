@@ -81,6 +81,17 @@ def test_named_actors_are_shared_and_dead_actor_raises_pool_error(cpu_task: Task
         second.judge(cpu_task, attempt(RIGHT))
 
 
+@pytest.mark.usefixtures("ray")
+def test_crashed_actor_is_replaced(cpu_task: Task) -> None:
+    import ray
+
+    with RayPool(1, None, gpus=False) as pool:
+        assert pool.judge(cpu_task, attempt(RIGHT)).verdict.accepted
+        ray.kill(pool._actors[0], no_restart=False)
+        wrong = pool.judge(cpu_task, attempt(RIGHT.replace("* 2", "* 3")))
+        assert not wrong.verdict.accepted
+
+
 def test_missing_ray_is_reported_with_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"pip install 'cuagent\[train-ray\]'"):
