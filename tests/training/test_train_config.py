@@ -86,6 +86,8 @@ def test_missing_or_broken_file_is_named(tmp_path: Path) -> None:
         ("heldout=1", "heldout: 1.0 is not below 1"),
         ("play.seconds=0", "play.seconds: 0.0 is not above 0"),
         ("play.together=2", "play.together: 2.0 is not from 0 to 1"),
+        ("play.gpus=[0, -1]", r"play.gpus: \[0, -1\] has an index below 0"),
+        ("filters.fastest=0", "filters.fastest: 0 is not 1 or more"),
     ],
 )
 def test_setting_out_of_range_is_refused(setting: str, complaint: str) -> None:

@@ -23,6 +23,8 @@ from cuagent.training.engines.engine import EngineError, Request, Sampled
 SGLANG = "/generate"
 TIMEOUT_S = 1800.0
 """Longest wait in seconds for the answer to one request, which may queue behind many others."""
+MOST_SEEDS = 1 << 63
+"""Number of seeds that a server accepts."""
 UNFILTERED = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Sampling settings sent with each request. Without them both servers use the model's
 generation_config.json, and the log-probabilities would belong to another distribution."""
@@ -83,7 +85,7 @@ class ServerEngine:
             "prompt": list(request.prompt),
             "max_tokens": request.max_tokens,
             "temperature": request.temperature,
-            "seed": request.seed,
+            "seed": request.seed % MOST_SEEDS,
             "logprobs": 0,
             "return_token_ids": True,
             "stop_token_ids": [self.end],
@@ -99,7 +101,7 @@ class ServerEngine:
         sampling = {
             "max_new_tokens": request.max_tokens,
             "temperature": request.temperature,
-            "sampling_seed": request.seed,
+            "sampling_seed": request.seed % MOST_SEEDS,
             "stop_token_ids": [self.end],
             "no_stop_trim": True,
             **UNFILTERED,

@@ -29,6 +29,7 @@ class Server:
     def completions(self, body: Body) -> Body:
         assert body["return_token_ids"]
         assert body["stop_token_ids"] == [99]
+        assert 0 <= body["seed"] < 1 << 63, "as vLLM requires"
         assert {name: body[name] for name in PLAIN} == PLAIN
         made = [body["prompt"][-1] + 1 + k for k in range(body["max_tokens"])]
         logprobs = {"token_logprobs": [-0.5] * len(made)}
@@ -39,6 +40,7 @@ class Server:
         asked = body["sampling_params"]
         assert body["return_logprob"]
         assert asked["stop_token_ids"] == [99]
+        assert 0 <= asked["sampling_seed"] < 1 << 63
         assert {name: asked[name] for name in PLAIN} == PLAIN
         each = [[-0.5, body["input_ids"][-1] + 1 + k, None] for k in range(asked["max_new_tokens"])]
         finish = {"type": "length", "length": len(each)}
@@ -65,7 +67,8 @@ def server() -> Iterator[Server]:
 @pytest.mark.parametrize("form", ["/v1", "/generate"])
 def test_results_keep_order_of_requests(server: Server, form: str) -> None:
     engine = ServerEngine(server.url + form, "m", end=99)
-    found = engine.sample([Request((1, n), 3, seed=n) for n in range(10, 20)])
+    # The largest setting `seed` leads to seeds of requests of 72 bits.
+    found = engine.sample([Request((1, n), 3, seed=n << 68) for n in range(10, 20)])
     assert found == [Sampled((n + 1, n + 2, n + 3), (-0.5,) * 3, True) for n in range(10, 20)]
 
 

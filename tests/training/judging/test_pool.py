@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,6 +58,21 @@ def test_judgements_of_unknown_origin_are_never_unpickled(tmp_path: Path, forged
     with pytest.raises(PoolError, match="unknown origin"), JudgePool(cache_file=file):
         pass
     assert not trace.exists()
+
+
+def test_cache_of_judgements_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that the oldest judgements are forgotten, but none that an episode waits for."""
+    monkeypatch.setattr("cuagent.training.judging.pool.MOST_KEPT", 2)
+    pool = JudgePool(None)
+    futures: list[Future[Any]] = [Future() for _ in range(5)]
+    pool._cache |= {("task", str(n)): future for n, future in enumerate(futures)}
+    for n in (0, 1, 3, 4):
+        futures[n].set_result(None)
+    pool._forget_oldest()
+    assert [n for _, n in pool._cache] == ["2", "3", "4"]
+    futures[2].set_result(None)
+    pool._forget_oldest()
+    assert [n for _, n in pool._cache] == ["3", "4"]
 
 
 def test_pool_keeps_training_process_off_judging_cores(tmp_path: Path) -> None:
