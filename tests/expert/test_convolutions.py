@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import replace
 from importlib.util import find_spec
@@ -502,3 +503,35 @@ def test_input_whose_height_and_width_are_exchanged_is_copied(
     assert candidate is not None
     assert candidate.library_convolutions == 0
     interpreted(candidate, tf32=True)
+
+
+@pytest.mark.parametrize("convolutions", ["own", "every"])
+@pytest.mark.parametrize(
+    "mask", ["torch.sigmoid(self.c(x)) > 0.5", "(self.c(x) > 0).to(torch.int32)"]
+)
+def test_mask_of_a_convolution_is_computed_behind_it(generate, mask, convolutions):
+    """A segmentation returns masks. Such results had no dtype in a Triton kernel."""
+    text = f"""
+import torch
+from torch import nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c = nn.ConvTranspose3d(3, 20, 3, stride=2)
+    def forward(self, x):
+        return {mask}
+def get_inputs(): return [torch.randn(16, 3, 16, 32, 32)]
+def get_init_inputs(): return []
+"""
+    made = generate(text, options=Options(convolutions=convolutions))
+    assert made.kernels[0] == "conv_transpose3d_kernel"
+
+
+def test_nan_has_a_name_in_triton(generate):
+    """logsumexp of a row with NaN is NaN, a constant of the kernel; its bare name is no Python."""
+    made = generate(text_of("transposed 3-D of few channels, log-sum-exp"))
+    module = made.files["model_new.py"]
+    kernel = module[module.index("@triton.jit") : module.index("class ModelNew")]
+    names = {node.id for node in ast.walk(ast.parse(kernel)) if isinstance(node, ast.Name)}
+    assert 'float("nan")' in kernel
+    assert not names & {"nan", "inf"}

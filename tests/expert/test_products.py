@@ -498,3 +498,20 @@ def test_equal_layers_share_the_text_of_their_kernel(generate, monkeypatch):
     first = candidate.kernels[0]
     assert module[module.rindex("def forward") :].count(f"{first}[(") == 2
     assert {"relu", "relu_1"} <= candidate.origins[0], "both uses are left out together"
+
+
+@pytest.mark.parametrize("number", ["float('inf')", "-float('inf')"])
+def test_numbers_that_are_not_finite_have_a_name_in_triton(generate, number):
+    body = f"y = self.l(x); return torch.where(y > 0, y * 2, {number})"
+    text = text_of("an activation").replace("return F.gelu(self.l(x)) * 2", body)
+    module = module_of(generate(text))
+    kernel = module[module.index("@triton.jit") : module.index("class ModelNew")]
+    names = {node.id for node in ast.walk(ast.parse(kernel)) if isinstance(node, ast.Name)}
+    assert not names & {"nan", "inf"}
+    assert 'float("' in kernel
+
+
+def test_comparison_that_is_stored_is_no_epilogue(generate):
+    text = text_of("an activation").replace("F.gelu(self.l(x)) * 2", "torch.exp(self.l(x)) > 1")
+    made = generate(text)
+    assert made is None or "linear_kernel" in made.kernels

@@ -91,6 +91,8 @@ def times(stride: int) -> str:
 
 
 def _number(value: float | int) -> str:
+    if math.isnan(value):
+        return 'float("nan")'
     if math.isinf(value):
         return 'float("inf")' if value > 0 else 'float("-inf")'
     return f"{float(value)!r}" if value >= 0 else f"({float(value)!r})"

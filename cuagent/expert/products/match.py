@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from cuagent.expert.capture.subject import Target
-from cuagent.expert.graph.graph import Graph, Kind, Node
+from cuagent.expert.graph.graph import FLOATS, Graph, Kind, Node
 from cuagent.expert.graph.storage import NestError
 from cuagent.expert.products.expressions import EXPRESSIONS
 from cuagent.expert.products.product import TRIANGLE, Matrix, Product, batch_of, matrix_of, parts_of
@@ -129,7 +129,7 @@ def _placed(
 
 def only_reader(node: Node, steps: Sequence[Any], graph: Graph) -> Group | None:
     """Return the fused group of elementwise nodes that is the only reader of `node` and has its
-    size; None if there is none."""
+    size; None if there is none, or if a result is no floating-point tensor."""
     if node.name in graph.outputs:
         return None
     readers = {user.name for user in graph.users()[node.name]}
@@ -137,7 +137,8 @@ def only_reader(node: Node, steps: Sequence[Any], graph: Graph) -> Group | None:
         if isinstance(step, Group) and readers & set(step.places):
             elementwise = step.family == "streaming" and not step.reduced
             whole = readers <= set(step.places) and elementwise
-            return step if whole and step.size == node.size else None
+            floating = all(graph.node(name).dtype in FLOATS for name in step.outputs)
+            return step if whole and floating and step.size == node.size else None
     return None
 
 
