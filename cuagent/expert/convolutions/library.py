@@ -162,7 +162,8 @@ def _with_copied_inputs(graph: Graph, keep: frozenset[str]) -> Graph:
             copies[x.name] = _copy_of_input(x)
     nodes: list[Node] = []
     for node in graph.nodes:
-        reads = node.kind in (Kind.POINTWISE, Kind.POOL) or _reads_image(node, keep)
+        reads = node.kind in (Kind.POINTWISE, Kind.POOL, Kind.DEPTHWISE)
+        reads = reads or _reads_image(node, keep)
         if reads and any(name in copies for name in node.inputs):
             names = {name: copies[name][1].name for name in node.inputs if name in copies}
             node = replace(node, args=tuple(names.get(str(a), a) for a in node.args))
