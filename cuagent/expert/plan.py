@@ -55,6 +55,7 @@ from cuagent.expert.loops.groups import loop_groups
 from cuagent.expert.loops.match import LOOP, with_loops
 from cuagent.expert.lower import lower
 from cuagent.expert.method import Call, Steps, TritonCall, TritonStep
+from cuagent.expert.mlps.match import with_mlps
 from cuagent.expert.moved_parameters import store_moved_parameters
 from cuagent.expert.naming import kernel_name, origins_of
 from cuagent.expert.options import Options
@@ -224,6 +225,7 @@ def _rewritten(
         graph = widen_products(graph)
     graph = unfused_gathers_to_torch(graph)
     if options.products:
+        graph = with_mlps(graph, target.device, kept)
         graph = products.as_reductions(graph, target, kept)
         graph = products.copy_operands(graph, target, kept, options.split)
         graph = linears_to_channels(graph, target, kept)
