@@ -76,4 +76,5 @@ class Options:
     vector: bool = True
     """CUDA: true to use 16-byte accesses if the shape allows them."""
     chains: bool = True
-    """CPU: true to launch consecutive small kernels by one call (`chains`)."""
+    """True to launch small kernels together: consecutive ones by one call on the CPU (`chains`),
+    independent ones as one kernel on a GPU (`bundles`)."""

@@ -15,6 +15,7 @@ from cuagent.expert.attention.kernel import with_kernels
 from cuagent.expert.attention.rewrite import Own, with_attention
 from cuagent.expert.attention.slices import read_slices
 from cuagent.expert.attention.unfused import with_expanded
+from cuagent.expert.bundles import with_bundles
 from cuagent.expert.calls import group_call, rebased_call, triton_call
 from cuagent.expert.capture.complex_pairs import with_pairs
 from cuagent.expert.capture.constants import constant_values
@@ -150,6 +151,8 @@ def plan_method(subject: Subject, options: Options, taken: set[str]) -> MethodPl
         if rejected <= kept:
             break
         kept |= rejected
+    if subject.device == "cuda" and options.chains and not options.compile:
+        steps, calls = with_bundles(steps, calls, graph, taken)
     if subject.device == "cpu" and options.chains:
         rebased = partial(rebased_call, graph=graph, options=options)
         steps, calls = with_chains(steps, calls, graph, rebased, taken)
