@@ -256,6 +256,8 @@ def _layout(graph: Graph, subject: Subject, options: Options, kept: frozenset[st
     first = options.convolutions == "own" and options.products
     if first and library_convolutions.in_network(graph, subject.target, kept):
         return Layout.NETWORK
+    if options.convolutions == "network" and library_convolutions.may_be_network(graph, kept):
+        return Layout.NETWORK
     last = options.convolutions == "channels_last"
     return Layout.TRANSPOSED if last else Layout.CAPTURED
 

@@ -159,7 +159,7 @@ def _is_channels_last(graph: Graph, x: Node, known: dict[str, bool]) -> bool:
     if x.name not in known:
         match x.kind:
             case Kind.LIBRARY if x.op.startswith(("F.conv2d(", "own F.conv2d(")):
-                known[x.name] = settings_of(x)["groups"] == 1
+                known[x.name] = True
             case Kind.STRIDED if x.strides[1:2] == (1,):
                 known[x.name] = x.contiguous is False
             case Kind.POINTWISE | Kind.POOL | Kind.LIBRARY | Kind.WINDOW | Kind.DEPTHWISE:
