@@ -120,7 +120,7 @@ class _Cluster:
 
         A depthwise kernel then loads vectors of channels.
         """
-        image = self.graph.node(self.anchor.args[0]).shape
+        image = self.graph.node(str(self.anchor.args[0])).shape
         while node.kind is Kind.POINTWISE and self.anchor.dims == PLACES_OF_LAST:
             whole = [n for n in map(self.graph.node, node.inputs) if n.shape == image]
             if len(whole) != 1 or len(self.users[whole[0].name]) > 1:

@@ -42,8 +42,8 @@ def wanted_orders(graph: Graph) -> dict[str, Order]:
     for name, order in zip(graph.outputs, orders, strict=True):
         # The strides of a slice are those of the whole value, which has no order here.
         slice_, shuffle = _is_slice(graph, graph.node(name)), _is_shuffle(graph, graph.owner(name))
-        needed = CHANNELS_LAST if shuffle and len(graph.node(name).shape) == 4 else order
-        _want(graph, graph.node(name), None if slice_ else needed, found)
+        kept = CHANNELS_LAST if shuffle and len(graph.node(name).shape) == 4 else order
+        _want(graph, graph.node(name), None if slice_ else kept, found)
     for node in reversed(graph.nodes):
         (needed, *others) = found.get(node.name, {None})
         own = None if others else needed
