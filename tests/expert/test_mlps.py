@@ -28,6 +28,10 @@ FORMS = {
         "nn.ModuleList([nn.Linear(70, 33), nn.Linear(33, 300, bias=False), nn.Linear(300, 10)])",
         "self.c[2](F.relu(h := self.c[1](F.hardswish(self.c[0](x)))) * h.tanh()) * 2", "5, 70"
     ),
+    "large weights of more rows": (
+        "nn.Sequential(nn.Linear(128, 256), nn.GELU(), nn.Linear(256, 24))", "self.c(x) + 1",
+        "8, 128",
+    ),
     "rows that are computed": (
         "nn.Sequential(nn.Linear(64, 16), nn.GELU(), nn.Linear(16, 64))", "self.c(x.relu()) + x",
         "5, 64",
@@ -48,6 +52,10 @@ OTHERS = {
     ),
     "many rows": (
         "nn.Sequential(nn.Linear(24, 8), nn.GELU(), nn.Linear(8, 24))", "self.c(x) + x", "600, 24"
+    ),
+    "few rows of large weights": (
+        "nn.Sequential(nn.Linear(128, 256), nn.GELU(), nn.Linear(256, 24))", "self.c(x) + 1",
+        "7, 128",
     ),
     "large weights": (
         "nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 24))", "self.c(x) + 1",

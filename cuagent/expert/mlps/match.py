@@ -22,6 +22,9 @@ MOST_ROWS = 512
 MOST_WEIGHTS = 1 << 19
 """Largest size in bytes of all weights, which each block reads: a multiprocessor reads about 100 GB
 per second from the L2 cache, and two launches of the library take 8 us."""
+FEW_ROWS, MOST_OF_FEW = 8, 1 << 17
+"""Number of rows below which the weights are bounded by MOST_OF_FEW instead: kernels of one layer
+read them by more multiprocessors than there are rows. An estimate."""
 MOST_READ = 1 << 25
 """Largest number of bytes of weights that all blocks read."""
 MOST_FEATURES = 1 << 13
@@ -188,7 +191,8 @@ def _is_small(chain: _Chain) -> bool:
     size = ITEM_BYTES[chain.first.dtype]
     weights = sum(layer.inputs * layer.outputs for layer in layers) * size
     features = sum(layer.inputs for layer in layers)
-    return weights <= MOST_WEIGHTS and rows * weights <= MOST_READ and features <= MOST_FEATURES
+    most = MOST_WEIGHTS if rows >= FEW_ROWS else MOST_OF_FEW
+    return weights <= most and rows * weights <= MOST_READ and features <= MOST_FEATURES
 
 
 def _origin(graph: Graph, chain: _Chain) -> str:
