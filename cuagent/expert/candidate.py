@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from cuagent.expert.bundles import BUNDLED
 from cuagent.expert.capture.subject import Subject
 from cuagent.expert.chains import CHAINED
 from cuagent.expert.graph.graph import ITEM_BYTES, Graph, Kind, Node
@@ -176,7 +177,7 @@ def _assemble(subject: Subject, options: Options, plans: Sequence[MethodPlan]) -
         has_recurrences=any(
             k.group.family == "recurrences" and k.path.endswith(".cu") for k in kernels
         ),
-        has_chains=any(k.group.family == CHAINED for k in kernels),
+        has_chains=any(k.group.family in (CHAINED, BUNDLED) for k in kernels),
     )
 
 

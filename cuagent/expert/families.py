@@ -23,6 +23,7 @@ FAMILIES = {
     "pooling": "extremes and means of windows; interpolation",
     "loops": "all steps of a loop that updates a state elementwise",
     "depthwise": "convolutions of each channel by itself",
+    "mlps": "small linear layers that follow each other (CUDA)",
     "recurrences": "all steps of a recurrent cell",
 }
 """Description of what each family's kernels compute; the key is the family's folder in
@@ -36,6 +37,7 @@ ANCHORS = {
     Kind.POOL: "pooling",
     Kind.RESAMPLE: "pooling",
     Kind.DEPTHWISE: "depthwise",
+    Kind.MLP: "mlps",
 }
 """Family whose kernel computes a node of each kind, with the elementwise operations around it."""
 

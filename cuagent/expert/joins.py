@@ -24,7 +24,7 @@ from cuagent.expert.graph.graph import (
 from cuagent.expert.method import Computed, Steps
 from cuagent.expert.streaming.group import Group
 
-READERS = ("streaming", "pooling")
+READERS = ("streaming", "pooling", "depthwise")
 """Families of kernels that read and write any strides."""
 ALIGNMENT = 16
 """Bytes of which the offset of a part is a multiple, because kernels access vectors."""
@@ -166,7 +166,7 @@ class _Parts:
         vectors = zip(strides, contiguous_strides(node.shape), strict=True)
         # Vectors of up to 8 elements stay aligned.
         aligned = all(new % math.gcd(old, 8) == 0 for new, old in vectors)
-        return step.family == "streaming" or (step.family in (*READERS, "depthwise") and aligned)
+        return step.family == "streaming" or (step.family in READERS and aligned)
 
     def _is_read_by_kernels(self, name: str) -> bool:
         """Return True if only kernels for any strides, and concatenations, read a value."""

@@ -49,7 +49,7 @@ class Options:
 
     "own": by generated kernels where they may be faster; "every": by generated kernels where
     possible; "library": by torch in the captured layout; "channels_last": by torch in channels-last
-    layout.
+    layout; "network": by torch in channels-last layout, in which all values between them stay.
     """
     partial_sums: bool = True
     """CUDA: true to let convolution kernels also sum their results over spatial positions, for the
@@ -76,4 +76,5 @@ class Options:
     vector: bool = True
     """CUDA: true to use 16-byte accesses if the shape allows them."""
     chains: bool = True
-    """CPU: true to launch consecutive small kernels by one call (`chains`)."""
+    """True to launch small kernels together: consecutive ones by one call on the CPU (`chains`),
+    independent ones as one kernel on a GPU (`bundles`)."""

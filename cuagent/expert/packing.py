@@ -28,7 +28,7 @@ TOP_LEVEL = (
     r"//.*",
     r'#include [<"][\w.]+[>"]',
     r"#pragma (?:unroll|omp (?:parallel|for|simd)|GCC (?:unroll|ivdep)).*",
-    r'(?:static __global__|extern "C" void) .*\b{name}\w*\(.*',
+    r'(?:static __(?:global|device)__|extern "C" void) .*\b{name}\w*\(.*',
 )
 """Patterns of the lines of a file that may share a file with others: all names that it defines
 begin with the name of its kernel, `{name}`."""

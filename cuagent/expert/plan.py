@@ -15,6 +15,7 @@ from cuagent.expert.attention.kernel import with_kernels
 from cuagent.expert.attention.rewrite import Own, with_attention
 from cuagent.expert.attention.slices import read_slices
 from cuagent.expert.attention.unfused import with_expanded
+from cuagent.expert.bundles import with_bundles
 from cuagent.expert.calls import group_call, rebased_call, triton_call
 from cuagent.expert.capture.complex_pairs import with_pairs
 from cuagent.expert.capture.constants import constant_values
@@ -55,6 +56,7 @@ from cuagent.expert.loops.groups import loop_groups
 from cuagent.expert.loops.match import LOOP, with_loops
 from cuagent.expert.lower import lower
 from cuagent.expert.method import Call, Steps, TritonCall, TritonStep
+from cuagent.expert.mlps.match import with_mlps
 from cuagent.expert.moved_parameters import store_moved_parameters
 from cuagent.expert.naming import kernel_name, origins_of
 from cuagent.expert.options import Options
@@ -149,6 +151,8 @@ def plan_method(subject: Subject, options: Options, taken: set[str]) -> MethodPl
         if rejected <= kept:
             break
         kept |= rejected
+    if subject.device == "cuda" and options.chains and not options.compile:
+        steps, calls = with_bundles(steps, calls, graph, taken)
     if subject.device == "cpu" and options.chains:
         rebased = partial(rebased_call, graph=graph, options=options)
         steps, calls = with_chains(steps, calls, graph, rebased, taken)
@@ -224,6 +228,7 @@ def _rewritten(
         graph = widen_products(graph)
     graph = unfused_gathers_to_torch(graph)
     if options.products:
+        graph = with_mlps(graph, target.device, kept)
         graph = products.as_reductions(graph, target, kept)
         graph = products.copy_operands(graph, target, kept, options.split)
         graph = linears_to_channels(graph, target, kept)
@@ -250,6 +255,8 @@ def _layout(graph: Graph, subject: Subject, options: Options, kept: frozenset[st
     """Return the layout in which the library computes convolutions."""
     first = options.convolutions == "own" and options.products
     if first and library_convolutions.in_network(graph, subject.target, kept):
+        return Layout.NETWORK
+    if options.convolutions == "network" and library_convolutions.may_be_network(graph, kept):
         return Layout.NETWORK
     last = options.convolutions == "channels_last"
     return Layout.TRANSPOSED if last else Layout.CAPTURED

@@ -13,9 +13,9 @@ from cuagent.expert.kernel import KernelCall
 from cuagent.expert.method import TritonCall
 from cuagent.expert.streaming.expressions import identifier
 
-WORD = re.compile(r"\b[A-Za-z_]\w*(?!\w)(?!\s*\()")
-"""Matches an identifier that is not followed by `(`: a node may have the same name as a
-function.
+WORD = re.compile(r"(?<!\.)\b[A-Za-z_]\w*(?!\w)(?!\s*\()(?!<)")
+"""Matches an identifier that is no member (`blockIdx.x`), and not followed by `(` or, without a
+space, `<`: a node may have the same name as a function.
 """
 
 

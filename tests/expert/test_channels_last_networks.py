@@ -138,3 +138,41 @@ def test_calls_view_no_value_except_a_concatenation(tmp_path):
     assert forward.count("permute(") == forward.count("cat.permute(") == 1
     assert "movedim" not in forward
     assert "_last_0_1(" in forward
+
+
+GROUPED = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 16, 3, 2, 1), nn.Conv2d(16, 16, 3, padding=1, groups=4)
+        self.c, self.d = nn.Conv2d(16, 16, 5, padding=2, groups=16), nn.Conv2d(16, 8, 1)
+        self.e, self.f = nn.Conv2d(16, 8, 1, groups=2), nn.Conv2d(16, 8, 1, groups=2)
+    def forward(self, x):
+        x = F.relu(self.a(x))
+        x = x + F.relu(self.c(F.relu(self.b(x))))
+        return F.gelu(self.d(x)).mean((2, 3)), F.relu(self.e(x) * self.f(x))
+def get_inputs(): return [torch.randn(2, 3, 20, 28)]
+def get_init_inputs(): return []
+"""
+
+
+def grouped(path):
+    (path / "task.py").write_text(GROUPED)
+    subject = replace(open_subject(load_task(f"{path / 'task.py'}:Model")), target=HOPPER)
+    return make_candidate(subject, Options(convolutions="network"))
+
+
+def test_grouped_convolutions_of_a_network_are_channels_last(tmp_path):
+    candidate = grouped(tmp_path)
+    assert count_last(candidate) == 5
+    text = "".join(text for path, text in candidate.files.items() if path.endswith(".cu"))
+    assert "places and 16 channels, windows of 5 x 5" in text, "the depthwise one follows"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_network_of_grouped_convolutions_agrees_with_fp64(tmp_path, interpreted):
+    interpreted(grouped(tmp_path))

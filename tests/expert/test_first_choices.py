@@ -157,7 +157,7 @@ def test_long_sum_of_few_channels_is_a_kernel_where_the_reference_runs_in_tf32(t
 
 
 @pytest.mark.parametrize(
-    ("dtype", "expected"), [("float32", ["library"]), ("bfloat16", ["every", "library"])]
+    ("dtype", "expected"), [("float32", ["network", "library"]), ("bfloat16", ["every", "library"])]
 )
 def test_network_in_half_precision_is_tried_with_own_kernels_for_all(tmp_path, dtype, expected):
     layers = ", ".join(["nn.Conv2d(36, 36, 3, padding=1), nn.ReLU()"] * 4)
@@ -165,6 +165,13 @@ def test_network_in_half_precision_is_tried_with_own_kernels_for_all(tmp_path, d
     subject = subject_of(tmp_path, layer, "8, 36, 32, 32", f"self.c(x.to(torch.{dtype}))")
     found = list(dict.fromkeys(options.convolutions for options in tried(subject, speed=1.0)))
     assert found == ["own", *expected]
+
+
+def test_network_of_own_kernels_is_tried_in_the_library(tmp_path):
+    layers = ", ".join(["nn.Conv2d(64, 64, 1), nn.ReLU()"] * 4)
+    subject = subject_of(tmp_path, f"nn.Sequential({layers})", "32, 64, 64, 64", "self.c(x)")
+    found = list(dict.fromkeys(options.convolutions for options in tried(subject, speed=1.0)))
+    assert found == ["own", "network", "library"]
 
 
 def test_convolution_with_a_long_sum_of_few_channels_is_tried_last(tmp_path):

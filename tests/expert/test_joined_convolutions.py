@@ -35,6 +35,8 @@ BRANCHES = "return torch.cat([F.relu(self.a(x)), self.b(x), F.gelu(self.c(x))], 
 POOLED = "y = F.max_pool2d(self.b(x), 3, 1, 1); return torch.cat([self.a(x), y], 1)"
 DENSE = "f = [x]; f += [self.layer(0, x)]; f += [self.layer(1, torch.cat(f, 1))]"
 DENSE += "; y = self.layer(2, torch.cat(f, 1)); return torch.cat([*f, y], 1) * 2"
+GHOST = "a = F.relu(self.a(x)); return torch.cat([a, F.relu(self.b(a))], 1) * 2"
+GHOST_LAYERS = "nn.Conv2d(8, 12, 1), nn.Conv2d(12, 12, 3, padding=1, groups=12), None"
 NESTED = "x = torch.cat([x, self.layer(0, x)], 1); x = torch.cat([x, self.layer(1, x)], 1)"
 NESTED += "; return torch.cat([x, self.layer(2, x)], 1)"
 
@@ -63,6 +65,19 @@ def test_kernels_write_all_parts(tmp_path, forward):
     text = body(made(tmp_path, forward))
     assert "torch.cat" not in text
     assert ".copy_" not in text
+
+
+def test_part_that_a_depthwise_convolution_reads_is_written_in_place(tmp_path):
+    text = body(made(tmp_path, GHOST, layers=GHOST_LAYERS))
+    assert "torch.cat" not in text
+    assert ".copy_" not in text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("shape", ["2, 8, 6, 8", "2, 8, 7, 4"])
+def test_joined_depthwise_convolution_agrees_with_fp64(tmp_path, interpreted, shape):
+    interpreted(made(tmp_path, GHOST, layers=GHOST_LAYERS, shape=shape))
 
 
 @pytest.mark.parametrize("forward", [DENSE, NESTED])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -10,6 +11,7 @@ import pytest
 from cuagent.expert.candidate import Options, make_candidate
 from cuagent.expert.capture.subject import Target, open_subject
 from cuagent.expert.convolutions import networks
+from cuagent.expert.graph.graph import Graph, Kind, Node
 from cuagent.task import load_task
 
 HOPPER = Target("cuda", (9, 0), 132, tf32_convolutions=True)
@@ -134,3 +136,56 @@ def test_short_first_convolution_reads_the_image_in_place(
     candidate = made(tmp_path, RESIDUAL)
     assert library_convolutions(candidate) == 0
     interpreted(candidate)
+
+
+SHUFFLED = """x = F.relu(self.a(x))
+        y, z = F.relu(self.d[1](x)), x
+        for e, w, d in zip(self.e, self.w, self.d):
+            x = torch.cat([y, F.relu(d(w(F.relu(e(z)))))], 1)
+            n, c, h, v = x.shape
+            x = x.view(n, 2, c // 2, h, v).transpose(1, 2).reshape(n, c, h, v)
+            y, z = x.chunk(2, 1)
+        return x"""
+UNITS = """
+        self.a = nn.Conv2d(16, 18, 3, padding=1)
+        self.e, self.d = (nn.ModuleList([nn.Conv2d(18, 18, 1) for _ in "ab"]) for _ in "ed")
+        self.w = nn.ModuleList([nn.Conv2d(18, 18, 3, padding=1, groups=18) for _ in "ab"])
+        self.scale ="""
+
+
+def shuffled(path, monkeypatch, **change):
+    monkeypatch.setitem(globals(), "TASK", TASK.replace("\n        self.scale =", UNITS))
+    return made(path, SHUFFLED, **change)
+
+
+def test_channels_that_are_no_multiple_of_a_vector_get_own_kernels(tmp_path, cheap, monkeypatch):
+    candidate = shuffled(tmp_path, monkeypatch)
+    forward = candidate.files["model_new.py"].rpartition("def forward")[2].partition("def _")[0]
+    assert library_convolutions(candidate) == 1
+    assert not re.search(r"aten|torch\.cat", forward)
+    sources = "".join(text for path, text in candidate.files.items() if path.endswith(".cu"))
+    assert "VECTOR = 2, ROWS" in sources, "depthwise kernels load stored vectors"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_shuffled_network_agrees_with_fp64(tmp_path, interpreted, cheap, monkeypatch):
+    interpreted(shuffled(tmp_path, monkeypatch))
+
+
+def test_odd_channels_stay_with_the_library(tmp_path, cheap, monkeypatch):
+    monkeypatch.setitem(globals(), "TASK", TASK.replace("24", "25"))
+    assert library_convolutions(made(tmp_path, RESIDUAL)) > 3
+
+
+def test_padding_adds_to_the_time_of_the_library():
+    def nodes(channels: int) -> tuple[Graph, Node]:
+        x = Node("x", Kind.INPUT, "", (), (64, channels, 14, 14), "float16")
+        weight = Node("w", Kind.PARAMETER, "", (), (channels, channels, 1, 1), "float16")
+        node = Node("y", Kind.LIBRARY, "F.conv2d({0}, {1})", ("x", "w"), x.shape, "float16")
+        return Graph((x, weight, node), ("y",)), node
+
+    times = [networks.library_time(*found, found[0].users()) for found in map(nodes, (112, 116))]
+    assert times[1] > 2 * times[0]
+    own = [networks.own_time(*found, HOPPER) for found in map(nodes, (112, 116))]
+    assert own[0] < own[1] < times[1]

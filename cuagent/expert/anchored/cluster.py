@@ -23,6 +23,10 @@ The unit is an addition (`streaming.stages.COST`). The limit applies to anchors 
 several times: a pool does so in each window that contains it.
 """
 
+OWN_CONVOLUTION = "own F.conv"
+"""Start of the text of a convolution that a generated kernel computes."""
+PLACES_OF_LAST = (1, 2)
+"""Dimensions of the places of an image in channels-last layout."""
 COST_OF_CHOICE = 2
 """Cost, in additions, of a `where` by the index of an element in a depthwise convolution's
 argument.
@@ -104,9 +108,25 @@ class _Cluster:
                 continue
             if reader is self.anchor and self._cost(name) > self.limit:
                 continue
+            if self.anchor.kind is Kind.DEPTHWISE and self._is_epilogue(node):
+                continue
             if self._fits({name}):
                 self.members.add(name)
                 self._add_producers(node)
+
+    def _is_epilogue(self, node: Node) -> bool:
+        """Return True if the kernel of a convolution computes an elementwise value before it stores
+        the image in channels-last layout.
+
+        A depthwise kernel then loads vectors of channels.
+        """
+        image = self.graph.node(str(self.anchor.args[0])).shape
+        while node.kind is Kind.POINTWISE and self.anchor.dims == PLACES_OF_LAST:
+            whole = [n for n in map(self.graph.node, node.inputs) if n.shape == image]
+            if len(whole) != 1 or len(self.users[whole[0].name]) > 1:
+                return False
+            (node,) = whole
+        return node.op.startswith(OWN_CONVOLUTION)
 
     def _cost(self, name: str) -> int:
         """Return the cost of computing one element of `name` from stored tensors, in additions."""

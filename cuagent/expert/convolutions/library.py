@@ -78,8 +78,21 @@ def in_network(graph: Graph, target: Target, keep: frozenset[str]) -> bool:
         or reads_channels_last(graph, n, target)
         or not qualifies(graph, n, target, False)
     ]
-    layers = [n for n in left if _may_be_last(n) and _in_tensor_cores(n, target)]
+    layers = [n for n in left if _in_tensor_cores(n, target)]
+    layers = [n for n in layers if _may_be_last(n) and _is_ungrouped(n)]
     return len(layers) >= NETWORK and 2 * len(left) > len(found)
+
+
+def may_be_network(graph: Graph, keep: frozenset[str]) -> bool:
+    """Return True if the values of a network may stay in channels-last layout: it has many plane
+    convolutions, and its depthwise ones can follow."""
+    planes = [n for n in graph.nodes if n.kind is Kind.LIBRARY and n.op.startswith("F.conv2d(")]
+    follow = all(
+        len(n.shape) == 4 and n.spec.multiplier == 1
+        for n in graph.nodes
+        if n.kind is Kind.DEPTHWISE
+    )
+    return follow and sum(_may_be_last(n) and n.origin not in keep for n in planes) >= NETWORK
 
 
 def _in_tensor_cores(node: Node, target: Target) -> bool:
@@ -96,7 +109,12 @@ def arrange(graph: Graph, target: Target, keep: frozenset[str], layout: Layout) 
     if layout is Layout.NETWORK:
         graph = stack_convolutions(
             graph,
-            lambda n: n.origin not in keep and _is_arranged(n, device) and _may_be_last(n),
+            lambda n: (
+                n.origin not in keep
+                and _is_arranged(n, device)
+                and _may_be_last(n)
+                and _is_ungrouped(n)
+            ),
             _without_bias,
         )
         graph = _with_copied_inputs(graph, keep)
@@ -114,7 +132,7 @@ def arrange(graph: Graph, target: Target, keep: frozenset[str], layout: Layout) 
         )
         if not _is_arranged(node, device) or node.origin in keep:
             nodes.append(node)
-        elif layout is Layout.TRANSPOSED and _may_be_last(node):
+        elif layout is Layout.TRANSPOSED and _may_be_last(node) and _is_ungrouped(node):
             nodes += _channels_last(graph, node)
         elif layout is Layout.NETWORK and _may_be_last(node):
             weight, node = _of_network(graph, node)
@@ -162,7 +180,8 @@ def _with_copied_inputs(graph: Graph, keep: frozenset[str]) -> Graph:
             copies[x.name] = _copy_of_input(x)
     nodes: list[Node] = []
     for node in graph.nodes:
-        reads = node.kind in (Kind.POINTWISE, Kind.POOL) or _reads_image(node, keep)
+        reads = node.kind in (Kind.POINTWISE, Kind.POOL, Kind.DEPTHWISE)
+        reads = reads or _reads_image(node, keep)
         if reads and any(name in copies for name in node.inputs):
             names = {name: copies[name][1].name for name in node.inputs if name in copies}
             node = replace(node, args=tuple(names.get(str(a), a) for a in node.args))
@@ -212,8 +231,11 @@ def _is_arranged(node: Node, device: str) -> bool:
 
 def _may_be_last(node: Node) -> bool:
     small = node.size // node.shape[0] < LARGE
-    ungrouped = settings_of(node)["groups"] == 1
-    return len(node.shape) in FORMATS and node.contiguous and ungrouped and small
+    return len(node.shape) in FORMATS and node.contiguous and small
+
+
+def _is_ungrouped(node: Node) -> bool:
+    return bool(settings_of(node)["groups"] == 1)
 
 
 def _without_bias(graph: Graph, node: Node) -> Iterator[Node]:

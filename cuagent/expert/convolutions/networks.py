@@ -46,6 +46,9 @@ FEW_COLUMNS = 64
 FULL_TILE, MOST_BLOCKS = 128 * 128, 8
 """Elements of a tile of which a multiprocessor has one, and most blocks that it has at a time:
 estimates from the registers of compiled kernels."""
+LOADS = {8: 1.0, 4: 1.3, 2: 2.0}
+"""Time of a term in a kernel whose channels allow loads of so many together, relative to a kernel
+with loads of VECTOR channels: an estimate from the number of load instructions."""
 FEW_POINTWISE = 16
 """Least number of input channels of a pointwise convolution."""
 STEM = 64
@@ -137,7 +140,7 @@ def _may_be_own(
     if not whole or max(x.size, node.size) >= LARGE:
         return False
     stem = _is_short_stem(graph, x, weight)
-    if node.shape[1] % VECTOR or (x.shape[1] % VECTOR and not stem):
+    if _vector_of(node) not in LOADS or not (stem or _vector_of(x) in LOADS):
         return False
     if node.size * math.prod(weight.shape[1:]) < LEAST_OPERATIONS:
         return False
@@ -156,21 +159,40 @@ def _is_channels_last(graph: Graph, x: Node, known: dict[str, bool]) -> bool:
     if x.name not in known:
         match x.kind:
             case Kind.LIBRARY if x.op.startswith(("F.conv2d(", "own F.conv2d(")):
-                known[x.name] = settings_of(x)["groups"] == 1
-            case Kind.STRIDED:
-                known[x.name] = x.contiguous is False and x.strides[1:2] == (1,)
+                known[x.name] = True
+            case Kind.STRIDED if x.strides[1:2] == (1,):
+                known[x.name] = x.contiguous is False
             case Kind.POINTWISE | Kind.POOL | Kind.LIBRARY | Kind.WINDOW | Kind.DEPTHWISE:
-                inner = (graph.node(name) for name in x.inputs)
-                images = [n for n in inner if len(n.shape) == 4 and n.kind is not Kind.PARAMETER]
-                known[x.name] = any(_is_channels_last(graph, n, known) for n in images)
+                known[x.name] = any(
+                    _is_channels_last(graph, n, known)
+                    for n in map(graph.node, x.inputs)
+                    if n.kind is not Kind.PARAMETER and (len(n.shape) == 4 or _keeps_places(n, x))
+                )
+            case Kind.VIEW | Kind.STRIDED:
+                inner = graph.node(x.inputs[0])
+                same = _keeps_places(inner, x)
+                known[x.name] = same and _is_channels_last(graph, inner, known)
             case _:
                 known[x.name] = False
     return known[x.name]
 
 
+def _keeps_places(given: Node, node: Node) -> bool:
+    """Return True if `node` may rearrange the channels of `given` alone: it has the same samples
+    and places, in the same order."""
+    same = min(len(given.shape), len(node.shape)) >= 4 and given.shape[0] == node.shape[0]
+    rows = node.strides[-2:] == (node.shape[-1], 1) or node.kind is not Kind.STRIDED
+    return same and given.shape[-2:] == node.shape[-2:] and rows
+
+
+def _vector_of(image: Node) -> int:
+    """Return the number of channels that a kernel can access together: up to VECTOR."""
+    return math.gcd(image.shape[1], VECTOR)
+
+
 def own_time(graph: Graph, node: Node, target: Target) -> float:
     """Return the seconds of a generated kernel, with the operations that follow."""
-    weight = graph.node(str(node.args[1]))
+    x, weight = (graph.node(str(arg)) for arg in node.args[:2])
     rows, columns = node.size // node.shape[1], node.shape[1]
     terms = math.prod(weight.shape[1:])
     if math.prod(weight.shape[2:]) == 1:
@@ -181,6 +203,8 @@ def own_time(graph: Graph, node: Node, target: Target) -> float:
     else:
         wide = min(128, max(16, 1 << (columns - 1).bit_length()))
         sides, term, begin = (ROWS, wide), TERMS[wide], rates.BLOCK
+    if x.shape[1] >= FEW_POINTWISE:
+        term *= LOADS[_vector_of(x)]
     count = math.ceil(rows / sides[0]) * math.ceil(columns / sides[1])
     written = ITEM_BYTES[node.dtype]
     tile_time = begin + math.prod(sides) * (term * terms + rates.BYTE * written)
@@ -198,13 +222,29 @@ def library_time(graph: Graph, node: Node, users: dict[str, list[Node]]) -> floa
         rate, terms = rates.RATE, terms + rates.DEPTH
     operations = 2 * node.size * terms
     time = max(rates.START + operations / rate, _moved(graph, node) / rates.BANDWIDTH)
+    time += _padding_time(graph, node)
     readers = users[node.name]
     follows = len(node.args) > 2 or any(n.kind is Kind.POINTWISE for n in readers)
     if not follows:
         return time
-    moved = 2 * node.size * ITEM_BYTES[node.dtype]
-    rate = rates.CACHED_BANDWIDTH if moved <= rates.CACHE else rates.BANDWIDTH
-    return time + rates.LAUNCH + moved / rate
+    return time + rates.LAUNCH + _passes(2 * node.size * ITEM_BYTES[node.dtype])
+
+
+def _padding_time(graph: Graph, node: Node) -> float:
+    """Return the seconds that the library takes to pad operands to multiples of VECTOR channels.
+
+    ShuffleNet's convolutions of 116 channels and 64 x 14 x 14 places took some 18 us on an H200;
+    the model has 9.
+    """
+    x = graph.node(str(node.args[0]))
+    padded = [n for n in (x, node) if n.shape[1] % VECTOR]
+    moved = (2 * n.size * ITEM_BYTES[n.dtype] for n in padded)
+    return sum(rates.LAUNCH + _passes(size) for size in moved)
+
+
+def _passes(moved: int) -> float:
+    """Return the seconds in which an elementwise kernel reads and writes so many bytes."""
+    return moved / (rates.CACHED_BANDWIDTH if moved <= rates.CACHE else rates.BANDWIDTH)
 
 
 def _moved(graph: Graph, node: Node) -> int:

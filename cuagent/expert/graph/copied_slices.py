@@ -1,8 +1,10 @@
-"""Copy only the slices of a value that are read, instead of the whole value.
+"""Copy only the slices of a value that are read, instead of the whole value, and read the parts of
+a concatenation where only its copy is read.
 
 A channel shuffle concatenates two values, copies a permuted view of the result, and the network
 then reads the halves of the copy in different places. Here each half has a copy of its own, which
-reads the two values directly and can be stored in the layout that its reader needs.
+reads the two values directly and can be stored in the layout that its reader needs. Where the
+network returns the whole copy, it reads the two values directly too.
 """
 
 from __future__ import annotations
@@ -33,12 +35,19 @@ class _Cut:
 
 
 def slice_before_copies(graph: Graph) -> Graph:
-    """Return the graph in which a copy that only slices read is one copy for each slice."""
+    """Return the graph in which a copy that only slices read is one copy for each slice, and a copy
+    of a concatenation that nothing else reads is a choice between its parts."""
     users, names = graph.users(), {node.name for node in graph.nodes}
     made: dict[str, list[Node]] = {}
     """Nodes that compute a slice from the argument of the copy, by the name of the slice."""
     for node in graph.nodes:
-        for read, cut in _cuts(graph, node, users).items():
+        cuts = _cuts(graph, node, users)
+        if not cuts and _is_only_reader(graph, node, users):
+            parts = _parts(graph, graph.node(node.inputs[0]), None)
+            if parts is not None:
+                *new, last = _choice(node, node.name, None, parts, names)
+                made[node.name] = [*new, replace(last, name=node.name)]
+        for read, cut in cuts.items():
             source = graph.node(node.inputs[0])
             parts = _parts(graph, source, cut)
             if parts is not None:
@@ -84,6 +93,16 @@ def _is_copy(graph: Graph, node: Node) -> bool:
     return source.kind is Kind.STRIDED and source.shape == node.shape
 
 
+def _is_only_reader(graph: Graph, node: Node, users: dict[str, list[Node]]) -> bool:
+    """Return True for a copy of a permuted view of a value that nothing else reads."""
+    if not _is_copy(graph, node):
+        return False
+    source = graph.node(node.inputs[0])
+    chain = (source, *map(graph.node, source.inputs))
+    inner = (*chain, *map(graph.node, chain[-1].inputs))
+    return all(len(users[n.name]) == 1 and n.name not in graph.outputs for n in inner)
+
+
 def _cut_of(shape: Shape, slice_: Node) -> _Cut | None:
     """Return the range that a slice selects in a contiguous value of this shape; None if it is not
     a range along one dimension."""
@@ -111,12 +130,16 @@ def _cut_before(given: Shape, shape: Shape, cut: _Cut) -> _Cut | None:
     return None
 
 
-def _cut_shape(shape: Sequence[int], cut: _Cut) -> Shape:
+def _cut_shape(shape: Sequence[int], cut: _Cut | None) -> Shape:
+    if cut is None:
+        return tuple(shape)
     return (*shape[: cut.dim], cut.end - cut.first, *shape[cut.dim + 1 :])
 
 
-def _cut_source(source: Node, name: str, cut: _Cut) -> Node:
-    """Return the part of a strided view that a cut selects."""
+def _cut_source(source: Node, name: str, cut: _Cut | None) -> Node:
+    """Return the part of a strided view that a cut selects; all of it without a cut."""
+    if cut is None:
+        return replace(source, name=name)
     index = ", ".join([":"] * cut.dim + [f"{cut.first}:{cut.end}"])
     return replace(
         source,
@@ -140,7 +163,7 @@ class _Parts:
     """The dimension, after the permutation."""
 
 
-def _parts(graph: Graph, source: Node, cut: _Cut) -> _Parts | None:
+def _parts(graph: Graph, source: Node, cut: _Cut | None) -> _Parts | None:
     """Return the concatenated values that the permuted view `source` reads; None if it reads no
     concatenation of equal parts along a dimension of its own, or is cut along that one."""
     view = graph.node(source.inputs[0])
@@ -158,12 +181,12 @@ def _parts(graph: Graph, source: Node, cut: _Cut) -> _Parts | None:
     order = tuple(steps.index(stride) for stride in source.strides)
     dim = order.index(split)
     shape = (*view.shape[:split], 1, *view.shape[split + 1 :])
-    return _Parts(join.inputs, shape, order, dim) if dim != cut.dim else None
+    return None if cut is not None and dim == cut.dim else _Parts(join.inputs, shape, order, dim)
 
 
-def _choice(copy: Node, read: str, cut: _Cut, parts: _Parts, names: set[str]) -> list[Node]:
-    """Return the nodes that compute a slice of a copy from the parts of a concatenation: a choice
-    by the index along one dimension. The last node has the result."""
+def _choice(copy: Node, read: str, cut: _Cut | None, parts: _Parts, names: set[str]) -> list[Node]:
+    """Return the nodes that compute a slice of a copy, or all of it, from the parts of a
+    concatenation: a choice by the index along one dimension. The last node has the result."""
     shape = _cut_shape(copy.shape, cut)
     inner = tuple(n if d == parts.dim else 1 for d, n in enumerate(shape))
     whole = replace(copy, shape=shape, dims=(parts.dim,))
@@ -190,7 +213,7 @@ def _choice(copy: Node, read: str, cut: _Cut, parts: _Parts, names: set[str]) ->
 
 
 def _cut_part(
-    copy: Node, part: str, number: int, read: str, cut: _Cut, parts: _Parts, names: set[str]
+    copy: Node, part: str, number: int, read: str, cut: _Cut | None, parts: _Parts, names: set[str]
 ) -> list[Node]:
     """Return the nodes that read the slice of one value of a concatenation."""
     view = replace(

@@ -153,6 +153,10 @@ class Kind(StrEnum):
     """A depthwise convolution of `args[0]` with the weight `args[1]` and, if given, the bias
     `args[2]`, along `dims`; `spec` is a `Depthwise`. In channels-last order the last dimension has
     the channels, and the weight has the shape (taps, channels)."""
+    MLP = "mlp"
+    """Small linear layers one after another, and elementwise operations behind each; `spec` has a
+    `mlps.match.Layer` for each. The arguments are the rows, then weight and, if given, bias of each
+    layer. The value has the features in dimension 1; later dimensions have one element."""
     RECURRENCE = "recurrence"
     """All steps of a recurrent cell (`op`: gru, lstm, ...); the value is the state h after each
     step.

@@ -41,7 +41,9 @@ def wanted_orders(graph: Graph) -> dict[str, Order]:
     orders = graph.orders or ((),) * len(graph.outputs)
     for name, order in zip(graph.outputs, orders, strict=True):
         # The strides of a slice are those of the whole value, which has no order here.
-        _want(graph, graph.node(name), None if _is_slice(graph, graph.node(name)) else order, found)
+        slice_, shuffle = _is_slice(graph, graph.node(name)), _is_shuffle(graph, graph.owner(name))
+        kept = CHANNELS_LAST if shuffle and len(graph.node(name).shape) == 4 else order
+        _want(graph, graph.node(name), None if slice_ else kept, found)
     for node in reversed(graph.nodes):
         (needed, *others) = found.get(node.name, {None})
         own = None if others else needed
@@ -199,6 +201,24 @@ def _is_slice(graph: Graph, node: Node) -> bool:
             return True
         node = base
     return node.kind is Kind.WINDOW
+
+
+def _is_shuffle(graph: Graph, name: str) -> bool:
+    """Return True for a choice between permuted views of channels-last images: its kernel stores
+    this order, and another one transposes an output."""
+    node = graph.node(name)
+    windows = [graph.node(a) for a in node.inputs if graph.node(a).kind is Kind.WINDOW]
+    views = [graph.node(window.inputs[0]) for window in windows]
+    moved = any(list(v.strides) != sorted(v.strides, reverse=True) for v in views)
+    return node.op == "where" and moved and all(_is_computed_last(graph, v) for v in views)
+
+
+def _is_computed_last(graph: Graph, node: Node) -> bool:
+    """Return True if elementwise operations and views compute a value from a convolution's
+    channels-last result."""
+    while node.kind in (*INSIDE_KERNELS, Kind.WINDOW) and node.inputs:
+        node = max((graph.node(name) for name in node.inputs), key=lambda n: n.size)
+    return node.order == CHANNELS_LAST
 
 
 def _is_row(reduction: Node, read: Node, order: Order) -> bool:
