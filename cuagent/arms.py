@@ -20,3 +20,16 @@ OVERWRITING = ("reduce-overhead", "max-autotune")
 """Modes whose calls write their results to the same memory: torch's own CUDA graphs. A user must
 copy a result that is needed after the next call."""
 OPTIONS = ("tf32", "fp32", "bf16", "channels_last", BENCHMARK, GRAPH)
+
+
+def same_code(name: str) -> str:
+    """Return the name of the arm whose compiled code, or whose choice of kernels, torch's cache
+    has for the arm `name` too; "" if there is none.
+
+    A graph that cuagent captures runs the code of the default mode. Both modes with autotuning time
+    the same kernels.
+    """
+    mode, *options = name.split("+")
+    if mode == COMPILE and GRAPH in options:
+        return "+".join([mode, *(option for option in options if option != GRAPH)])
+    return "+".join(["max-autotune-no-cudagraphs", *options]) if mode == "max-autotune" else ""

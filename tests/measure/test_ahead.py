@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from cuagent.arms import same_code
 from cuagent.measure.timing.ahead import OpenedAhead
 from cuagent.worker import SessionEnded, Status
 from cuagent.worker.priority import NICE
@@ -64,6 +66,38 @@ def test_discarded_baseline_ends_at_once_and_others_go_on() -> None:
     ahead.end()
     assert begun == ["a", "b"]
     assert all(process.wait() != 0 for process in processes.values())
+
+
+def test_a_baseline_waits_for_the_one_that_leaves_its_code_in_the_cache() -> None:
+    begun: list[str] = []
+    compiled = threading.Event()
+
+    def begin(name: str) -> Any:
+        begun.append(name)
+        no_process = 10**9
+        return SimpleNamespace(pid=no_process, close=lambda: None, unpause=lambda: None)
+
+    def first_call(name: str, _: Any) -> None:
+        if name == "compile":
+            compiled.wait(60)
+            raise SessionEnded(Status.LOST, name, "")
+
+    ahead = OpenedAhead(begin, first_call, 4)
+    ahead.start(["compile"])
+    ahead.start(["compile+cuda_graph", "reduce-overhead", "max-autotune"])
+    assert ahead.unfinished(["reduce-overhead", "max-autotune"], 60) == ()
+    assert "compile+cuda_graph" not in begun
+    compiled.set()
+    ahead.take("compile+cuda_graph")
+    assert begun[-1] == "compile+cuda_graph"
+    ahead.end()
+
+
+def test_arms_with_the_same_compiled_code_are_known() -> None:
+    assert same_code("compile+tf32+cuda_graph") == "compile+tf32"
+    assert same_code("max-autotune+tf32") == "max-autotune-no-cudagraphs+tf32"
+    others = ("eager+cuda_graph", "compile", "reduce-overhead", "max-autotune-no-cudagraphs")
+    assert not any(map(same_code, others))
 
 
 def test_compilers_in_the_background_have_a_lower_priority_than_the_process_that_is_timed() -> None:

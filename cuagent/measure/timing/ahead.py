@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 
+from cuagent.arms import same_code
 from cuagent.measure.timing.timed_arm import TimedArm
 from cuagent.worker import Session
 from cuagent.worker.priority import lower_compilers
@@ -66,10 +67,15 @@ class OpenedAhead:
 
     def start(self, names: Sequence[str]) -> None:
         """Start these baselines in the background, in this order; skip those that were started
-        before."""
-        for name in names:
+        before.
+
+        A baseline whose compiled code another one leaves in the cache comes last, and waits for it.
+        At the same time both would compile the whole graph.
+        """
+        for name in sorted(names, key=lambda name: bool(same_code(name))):
             if name not in self._futures and not self._ended:
-                self._futures[name] = self._pool.submit(self._open, name)
+                before = self._futures.get(same_code(name))
+                self._futures[name] = self._pool.submit(self._open, name, before)
         if self._yields and names:
             self._yields = False  # one thread suffices
             threading.Thread(target=self._lower_compilers, daemon=True).start()
@@ -200,7 +206,9 @@ class OpenedAhead:
         self._futures.clear()
         self._sessions.clear()
 
-    def _open(self, name: str) -> TimedArm:
+    def _open(self, name: str, before: Future[TimedArm] | None = None) -> TimedArm:
+        if before is not None:
+            wait([before])
         while True:
             self._running.wait()
             with self._opening:
