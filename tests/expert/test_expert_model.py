@@ -292,19 +292,25 @@ def on_cuda(tmp_path):
 
 def tries(subject, verdict, bounds, own_share=None):
     """Return the number of candidates that the expert tries if all have the same verdict."""
-    outcomes = []
+    return len(reasons(subject, verdict, bounds, own_share))
+
+
+def reasons(subject, verdict, bounds, own_share=None):
+    """Return the reasons of the candidates that the expert tries if all have the same verdict."""
+    outcomes, found = [], []
     while (proposal := propose(subject, outcomes, bounds)) is not None:
         ratios = {name: Ratio(**r) for name, r in verdict["ratios"].items()}
         outcome = Outcome(proposal.candidate, True, "accepted", 1, ratios, own_share=own_share)
         outcomes.append(outcome)
-    return len(outcomes)
+        found.append(proposal.why)
+    return found
 
 
 def test_no_other_schedule_is_tried_far_from_the_best_rung(on_cuda):
     bounds = Bounds(**BOUNDS)
-    assert tries(on_cuda, accepted(1, 3.0, 0.14), bounds) < tries(
-        on_cuda, accepted(1, 3.0, 0.8), bounds
-    )
+    near, far = (reasons(on_cuda, accepted(1, 3.0, over), bounds) for over in (0.8, 0.14))
+    assert any("threads" in why for why in near)
+    assert not any("threads" in why for why in far)
 
 
 def test_no_other_schedule_is_tried_near_the_floor():
@@ -318,7 +324,9 @@ def test_no_other_schedule_is_tried_near_the_floor():
 @pytest.mark.slow
 def test_no_other_schedule_is_tried_if_the_time_is_in_libraries(on_cuda):
     verdict, bounds = accepted(1, 1.0), Bounds(**BOUNDS)
-    assert tries(on_cuda, verdict, bounds, 0.01) < tries(on_cuda, verdict, bounds, 0.9)
+    little, most = (reasons(on_cuda, verdict, bounds, share) for share in (0.01, 0.9))
+    assert any("threads" in why for why in most)
+    assert not any("threads" in why for why in little)
 
 
 def test_search_ends_after_attempts_without_sure_gain(on_cuda, task):

@@ -57,7 +57,7 @@ def test_every_family_has_seeds_and_the_experts_families_are_among_them() -> Non
     assert all(seeds for family, seeds in catalogue().items() if family not in WHOLE)
     names = {seed.name for seeds in catalogue().values() for seed in seeds}
     families = {"streaming", "scans", "pooling", "loops", "depthwise", "recurrences", "scatters"}
-    families |= {"selections"}
+    families |= {"selections", "mlps"}
     assert EXPERT_FAMILIES.keys() == families
     assert {"torch.exp", "torch.sum", "nn.LayerNorm", "torch.cumsum", "nn.MaxPool2d"} <= names
     assert {"nn.LSTM", "nn.GRU", "nn.RNN", "torch.index_add", "torch.topk"} <= names
