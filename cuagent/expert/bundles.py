@@ -16,6 +16,7 @@ from itertools import pairwise
 from cuagent.expert.graph.graph import ITEM_BYTES, Graph, Kind, Node
 from cuagent.expert.kernel import KernelCall
 from cuagent.expert.method import Call, Computed, Steps
+from cuagent.expert.naming import numbered
 from cuagent.expert.sharing import shared, text_without_names
 from cuagent.expert.streaming.expressions import identifier
 from cuagent.expert.streaming.group import Group
@@ -62,7 +63,9 @@ def with_bundles(
             step = steps[members[0]]
         else:
             found = [(calls[k], units.kernels[k]) for k in members]
-            call = _bundle(_name(found[0][0].name, names), found)  # type: ignore[arg-type]
+            first = re.sub(r"_kernel[0-9]*$", "", found[0][0].name)
+            name = numbered(f"{first}_bundle_kernel", names)
+            call = _bundle(name, found)  # type: ignore[arg-type]
             call, step = shared(call, known), call.group
             names.add(call.name)
         if call is not None:
@@ -169,7 +172,7 @@ def _values(step: Computed | Node) -> Iterable[str]:
 
 
 def _read(place: int, step: Computed | Node, owner: dict[str, int], graph: Graph) -> set[int]:
-    """Return the steps that compute what a step reads, also through views."""
+    """Return the positions of the steps whose values a step reads, also through views."""
     names = [a for n in ((step,) if isinstance(step, Node) else step.nodes) for a in n.inputs]
     if not isinstance(step, Node | Group):
         names += step.tensors
@@ -210,15 +213,6 @@ def _kernel(text: str) -> re.Match[str] | None:
         return None
     rest = KERNEL.sub("", text).splitlines()
     return found[0] if all(not line or line.startswith("#include") for line in rest) else None
-
-
-def _name(first: str, names: set[str]) -> str:
-    """Return an unused name for a bundle whose first kernel is `first`."""
-    name = base = f"{re.sub(r'_kernel[0-9]*$', '', first)}_bundle_kernel"
-    k = 2
-    while name in names:
-        name, k = f"{base}{k}", k + 1
-    return name
 
 
 def _bundle(name: str, members: Sequence[tuple[KernelCall, re.Match[str]]]) -> KernelCall:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from cuagent.expert.graph.graph import ITEM_BYTES, Graph, Kind, Node
 from cuagent.expert.kernel import KernelCall
 from cuagent.expert.method import Call, Steps
+from cuagent.expert.naming import numbered
 from cuagent.expert.sharing import shared, text_without_names
 from cuagent.expert.streaming.expressions import TYPES, identifier
 from cuagent.expert.streaming.group import Group
@@ -60,7 +61,8 @@ def with_chains(
     known: dict[str, KernelCall] = {}
     names = {*taken, *(call.name for call in calls.values())}
     for run in _runs(steps, calls, graph):
-        name = _free_name(calls[run[0]].name, names) if len(run) > 1 else ""
+        base = f"{calls[run[0]].name.removesuffix('_kernel')}_chain_kernel" if len(run) > 1 else ""
+        name = numbered(base, names) if base else ""
         chain = _chain(name, run, steps, calls, graph, rebased) if name else None
         if chain is not None:
             chain = shared(chain, known)
@@ -70,15 +72,6 @@ def with_chains(
             found += [(steps[k], calls.get(k)) for k in run]  # type: ignore[misc]
     joined = {k: call for k, (_, call) in enumerate(found) if call is not None}
     return tuple(step for step, _ in found), joined
-
-
-def _free_name(first: str, names: set[str]) -> str:
-    """Return an unused name for a chain whose first kernel is `first`."""
-    name = base = f"{first.removesuffix('_kernel')}_chain_kernel"
-    k = 2
-    while name in names:
-        name, k = f"{base}{k}", k + 1
-    return name
 
 
 def _runs(steps: Steps, calls: dict[int, Call], graph: Graph) -> Iterator[list[int]]:

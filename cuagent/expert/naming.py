@@ -26,6 +26,11 @@ def kernel_name(step: Computed, taken: Collection[str]) -> str:
     words = list(dict.fromkeys(re.sub(r"_\d+$", "", origin) for origin in origins))
     words += ["copy"] if isinstance(step, Convolution) and step.is_copy else []
     base = "_".join(words[:2] + words[-2:] if len(words) > 4 else words) + "_kernel"
+    return numbered(base, taken)
+
+
+def numbered(base: str, taken: Collection[str]) -> str:
+    """Return the name `base`, with a number from 2 on behind it if it is in `taken`."""
     name, k = base, 2
     while name in taken:
         name, k = f"{base}{k}", k + 1

@@ -111,13 +111,14 @@ class Ladder:
         best = self.best
         if best is None or best.in_a_row_s is None:
             return best
-        equal = [
-            rung
+        lighter = [
+            (rung.in_a_row_s, rung)
             for rung in self._candidates
-            if rung.in_a_row_s is not None and rung.seconds <= best.seconds * (1 + EQUAL)
+            if rung.in_a_row_s is not None
+            and rung.seconds <= best.seconds * (1 + EQUAL)
+            and rung.in_a_row_s * (1 + LIGHTER) < best.in_a_row_s
         ]
-        chosen = min(equal, key=lambda rung: rung.in_a_row_s or math.inf)
-        return chosen if (chosen.in_a_row_s or 0) * (1 + LIGHTER) < best.in_a_row_s else best
+        return min(lighter, key=lambda pair: pair[0], default=(0.0, best))[1]
 
     @property
     def _candidates(self) -> list[Rung]:

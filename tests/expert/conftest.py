@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from agreement import Imported
 from importing import imported  # type: ignore[import-not-found]
+from known_names import unknown_names  # type: ignore[import-not-found]
 
 from cuagent.expert.candidate import Candidate, Options, make_candidate
 from cuagent.expert.capture.subject import Target, open_subject
@@ -60,7 +61,10 @@ def generate(tmp_path: Path) -> Callable[..., Candidate | None]:
         path = tmp_path / "task.py"
         path.write_text(text)
         subject = replace(open_subject(load_task(f"{path}:Model")), target=target)
-        return make_candidate(subject, options or Options())
+        made = make_candidate(subject, options or Options())
+        if made is not None:
+            assert not unknown_names(made.files["model_new.py"])
+        return made
 
     return generate
 

@@ -528,7 +528,7 @@ def get_init_inputs(): return []
 
 
 def test_nan_has_a_name_in_triton(generate):
-    """logsumexp of a row with NaN is NaN, a constant of the kernel; its bare name is no Python."""
+    """logsumexp of a row with NaN is NaN, a constant of the kernel. Python does not know `nan`."""
     made = generate(text_of("transposed 3-D of few channels, log-sum-exp"))
     module = made.files["model_new.py"]
     kernel = module[module.index("@triton.jit") : module.index("class ModelNew")]

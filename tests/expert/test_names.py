@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from agreement import assert_agrees  # type: ignore[import-not-found]
+from known_names import unknown_names  # type: ignore[import-not-found]
 
 from cuagent import expert
 from cuagent.expert.streaming.expressions import identifier
@@ -97,3 +98,16 @@ def test_an_import_inside_a_string_is_no_import_of_the_candidate(make):
     made = make(IMPORT_IN_A_STRING, "Model")
     assert "F." in made.candidate.files["model_new.py"].rpartition("class ModelNew")[2]
     assert_agrees(made)
+
+
+def test_unknown_names_of_kernels_are_found():
+    text = """
+import triton
+import triton.language as tl
+@triton.jit
+def kernel(x_in, SIZE: tl.constexpr):
+    value = tl.load(x_in + tl.arange(0, SIZE))
+    tl.store(x_in, tl.where(value > 0, value, {number}))
+"""
+    assert unknown_names(text.format(number="nan")) == {"nan"}
+    assert unknown_names(text.format(number='float("nan")')) == set()

@@ -35,7 +35,7 @@ from cuagent.training import parallel
 from cuagent.training.data.segments import RecordError
 
 SAVE_S = 900.0
-"""Longest time in seconds after which a stage saves a checkpoint, whatever its `save_every`."""
+"""Longest time in seconds after which a stage saves a checkpoint, independently of `save_every`."""
 STATE, WEIGHTS = "state.pt", "weights"
 TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
 

@@ -243,7 +243,7 @@ def _padding_time(graph: Graph, node: Node) -> float:
 
 
 def _passes(moved: int) -> float:
-    """Return the seconds in which an elementwise kernel reads and writes so many bytes."""
+    """Return the seconds in which an elementwise kernel reads and writes `moved` bytes."""
     return moved / (rates.CACHED_BANDWIDTH if moved <= rates.CACHE else rates.BANDWIDTH)
 
 

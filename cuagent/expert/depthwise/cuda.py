@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import math
 
+from cuagent.expert.anchored.launcher import write_launcher
 from cuagent.expert.anchored.values import address
 from cuagent.expert.depthwise import cuda_last
-from cuagent.expert.depthwise.match import DepthwiseText, place, write_launcher
+from cuagent.expert.depthwise.match import DepthwiseText, place
 from cuagent.expert.graph.graph import ITEM_BYTES, Kind, Window
 from cuagent.expert.graph.storage import NestError, storage
 from cuagent.expert.kernel import KernelCall, Request, cuda_call

@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from cuagent.expert.anchored.launcher import write_launcher
 from cuagent.expert.anchored.values import Values, address
-from cuagent.expert.depthwise.match import write_launcher
 from cuagent.expert.graph.graph import Kind, Window
 from cuagent.expert.graph.storage import NestError, storage
 from cuagent.expert.kernel import KernelCall, Request, cuda_call

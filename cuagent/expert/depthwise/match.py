@@ -7,7 +7,6 @@ memory's speed.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 from cuagent.expert.anchored.values import Index, Values
@@ -164,17 +163,6 @@ class DepthwiseText:
     def bias(self) -> str:
         """Declare a variable with the channel's bias; return its name, or "0" without a bias."""
         return self.values.at(self.anchor.args[2], ("i1",)) if len(self.anchor.args) > 2 else "0.f"
-
-
-def write_launcher(
-    w: Writer, name: str, parameters: Sequence[str], total: int, threads: int
-) -> None:
-    """Write the C function that launches the CUDA kernel `{name}_device` with `total` threads, in
-    blocks of `threads`."""
-    arguments = ", ".join(p.split()[-1] for p in parameters)
-    w.open(f'extern "C" void {name}({", ".join(parameters)}, cudaStream_t stream)')
-    w(f"{name}_device<<<{math.ceil(total / threads)}, {threads}, 0, stream>>>({arguments});")
-    w.close()
 
 
 def _by(extents: object) -> str:

@@ -216,7 +216,7 @@ class Node:
     """Dimensions of an input or of a library call's result in the order of memory, outermost first;
     () if contiguous. `graph.layouts` changes the shape of such a node to the order of memory."""
     beside: tuple[str, ...] = ()
-    """Names of nodes that are no arguments, but that a generated kernel reads besides them."""
+    """Names of further nodes that a generated kernel reads besides the arguments."""
 
     @cached_property
     def size(self) -> int:

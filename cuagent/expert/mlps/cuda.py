@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 from typing import cast
 
+from cuagent.expert.anchored.launcher import write_launcher
 from cuagent.expert.anchored.values import Values
-from cuagent.expert.depthwise.match import write_launcher
 from cuagent.expert.graph.graph import ITEM_BYTES, Kind
 from cuagent.expert.kernel import KernelCall, Request, cuda_call
 from cuagent.expert.mlps.match import Layer

@@ -97,7 +97,7 @@ def _qualifies(graph: Graph, node: Node, prepared: Collection[str], keep: frozen
 
 
 def _is_whole(graph: Graph, node: Node) -> bool:
-    """Return True if a parameter lies in memory as it is, from the first element on."""
+    """Return True if a parameter is stored contiguously, from the first element of its memory."""
     try:
         base, _, offset = storage(graph, node)
     except NestError:
