@@ -103,12 +103,18 @@ class BenchView:
                     self.console.print(Text(line, style))
 
     def interrupted(self) -> str:
-        """Return text with the number of problems that are done, and that an interrupt ended."""
-        count = len(self._running)
+        """Return text with the number of problems that are done, and the names, seconds and phases
+        of those that an interrupt ended."""
         text = f"{len(self.records)} of {self.total} problems are done"
-        if not count:
+        if not self._running:
             return text
-        return f"{text}, {count} in flight {'begins' if count == 1 else 'begin'} again"
+        now = time.monotonic()
+        ended = ", ".join(
+            f"{problem} ({now - since:.0f} s, {report.get('phase', 'running')})"
+            for problem, since, report in self._running.values()
+        )
+        again = "begins" if len(self._running) == 1 else "begin"
+        return f"{text}, {len(self._running)} in flight {again} again: {ended}"
 
     def _panel(self) -> Group:
         width = self.console.width

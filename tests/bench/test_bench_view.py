@@ -39,13 +39,17 @@ def test_a_pipe_gets_one_line_for_each_finished_problem() -> None:
     ]
 
 
-def test_an_interrupt_tells_how_many_problems_begin_again() -> None:
+def test_an_interrupt_tells_which_problems_begin_again() -> None:
     view = BenchView(io.StringIO(), 5)
     assert view.interrupted() == "0 of 5 problems are done"
     for slot in range(3):
         view.observe(Started(f"L1/{slot}", slot))
+    view.observe(Progressed("L1/1", 1, {"phase": "verifying"}))
     view.observe(Finished(solved("L1/2"), 2))
-    assert view.interrupted() == "1 of 5 problems are done, 2 in flight begin again"
+    assert view.interrupted() == (
+        "1 of 5 problems are done, 2 in flight begin again: L1/0 (0 s, starting), "
+        "L1/1 (0 s, verifying)"
+    )
 
 
 def test_a_line_marks_speedups_that_decide_nothing() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import functools
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -241,6 +243,48 @@ def test_tuning_keeps_the_device_while_nobody_waits(
             pass
     assert lock.uses.to_json()["other"]["exclusive"] == 1
     tuning.release()
+
+
+def test_a_kernel_is_compiled_before_the_device_is_held_to_measure_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One kernel of a depthwise convolution compiled for 7 s while all others waited (H200)."""
+    lock = DeviceLock(tmp_path / "lock")
+    seen = list[tuple[str, bool]]()
+
+    def held() -> bool:
+        with (tmp_path / "lock").open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+    class Autotuner:
+        def __init__(self) -> None:
+            self.launchers: list[str] = []
+
+        def precompile(self) -> None:
+            seen.append(("compiled", held()))
+            self.launchers.append("launcher")
+
+        def run(self, *_: object) -> None:
+            seen.append(("ran", held()))
+
+    def benchmark(run: Callable[[], object]) -> float:
+        run()
+        return 0.0
+
+    torch_module = SimpleNamespace(benchmarker=SimpleNamespace(benchmark=benchmark))
+    monkeypatch.setitem(sys.modules, "torch_that_tunes", torch_module)
+    monkeypatch.setattr(tuning_lock, "BENCHMARKER", "torch_that_tunes")
+    tuning = tuning_lock.tune_exclusively(lock)
+    assert tuning is not None
+    kernel = Autotuner()
+    for _ in range(2):
+        torch_module.benchmarker.benchmark(functools.partial(kernel.run, 1))
+    tuning.release()
+    assert seen == [("compiled", False), ("ran", True), ("ran", True)]
 
 
 def test_rungs_that_compile_slowly_get_a_second_process(monkeypatch: pytest.MonkeyPatch) -> None:
