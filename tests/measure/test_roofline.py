@@ -10,7 +10,7 @@ import pytest
 
 from cuagent.measure.roofline.ceilings import Ceilings
 from cuagent.measure.roofline.model import Roofline, Work
-from cuagent.measure.roofline.work import count_work, matrix_unit
+from cuagent.measure.roofline.work import count_calls, count_work, matrix_unit
 from cuagent.task.load import load_task
 from cuagent.task.reference import Reference, open_reference
 
@@ -222,6 +222,24 @@ def test_recurrent_layers_and_attention_are_counted(
     work = count_work(reference(tmp_path, forward, init, inputs, "match"))
     assert work.matrix_flops == flops
     assert work.uncounted == ()
+
+
+@pytest.mark.parametrize(
+    ("init", "forward"),
+    [
+        ("self.rnn = nn.GRU(8, 4, 2, bidirectional=True)", "x: self.rnn(x)[0]"),
+        ("self.rnn = nn.LSTM(8, 6, 2, batch_first=True)", "x: self.rnn(x)[1][1]"),
+        ("self.rnn = nn.RNN(8, 6)", "x: torch.relu(self.rnn(x)[0])"),
+    ],
+)
+def test_a_recurrent_module_is_counted_without_running_its_steps(
+    tmp_path: Path, init: str, forward: str
+) -> None:
+    counted = reference(tmp_path, forward, init, "f32[5,3,8]", "match")
+    work, real = count_work(counted), count_calls(counted.model(0), counted.inputs(0))
+    assert sum(w.calls for w in work.operators.values()) <= 4
+    for name in ("bytes_in", "bytes_inputs", "bytes_out", "matrix_flops"):
+        assert getattr(work, name) == getattr(real, name), name
 
 
 def test_unread_data_is_neither_traffic_nor_arithmetic(
