@@ -7,6 +7,7 @@ that a refused task leaves no folder.
 from __future__ import annotations
 
 import shlex
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -193,6 +194,8 @@ def opened(plan: Plan, emit: Emit) -> Iterator[Run]:
         emit(Phase(f"connecting to {plan.model.name}"))
         greet()
     emit(Phase(f"opening {task.name} on {task.device}"))
+    if (preload := getattr(plan.model, "preload", None)) is not None:
+        threading.Thread(target=preload, daemon=True).start()
     with (
         interrupts_recorded() as interrupted,
         LocalJudge(task, settings.isolation, emit, fresh=plan.fresh) as judge,

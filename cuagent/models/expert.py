@@ -67,6 +67,14 @@ class ExpertModel:
         self._problem = ""
         self._proposals: dict[tuple[int, int, bool, bool], Proposal | None] = {}
 
+    def preload(self) -> None:
+        """Import what `prepare` needs, three seconds of torch's code. Another thread may call it
+        while processes open, because it uses no device and runs no code of the task."""
+        import torch.export._trace
+
+        import cuagent.expert.capture.subject
+        import cuagent.expert.search.choices  # noqa: F401
+
     def prepare(self) -> None:
         """Capture the module's graph and plan the first candidate now, which takes seconds, so that
         the first query is quick.

@@ -58,9 +58,10 @@ called with "". If it raises an exception, the query ends."""
 class Model(Protocol):
     """A language model as the agent calls it.
 
-    Three attributes are optional: `sampling` (parameters recorded with each call), `context`
-    (context length in tokens, or None) and `greet` (a check before any work; raises ModelError if
-    no query can succeed).
+    Some attributes are optional: `sampling` (parameters recorded with each call), `context`
+    (context length in tokens, or None), `greet` (a check before any work; raises ModelError if no
+    query can succeed), `preload` (imports, called in another thread while processes open) and
+    `prepare` (work before the first query, done while torch.compile works).
     """
 
     name: str

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -419,6 +421,25 @@ def test_prepared_model_has_planned_its_first_candidate(task, monkeypatch):
     found = model._proposal([], Bounds())
     assert found is not None
     assert not planned
+
+
+PRELOAD = """
+import sys
+from cuagent.models.expert import ExpertModel
+from cuagent.task import load_task
+model = ExpertModel(load_task(sys.argv[1], device="cpu"))
+model.preload()
+before = set(sys.modules)
+model.prepare()
+print(len(set(sys.modules) - before))
+"""
+
+
+def test_preloading_imports_what_the_first_candidate_needs(task):
+    """The imports take three seconds, in which the processes of a run open."""
+    command = [sys.executable, "-c", PRELOAD, f"{task.path}:{task.entry}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 50, "torch.export alone imports several hundred modules"
 
 
 def test_candidate_that_is_a_clear_gain_is_not_profiled_for_the_user_alone(task):
