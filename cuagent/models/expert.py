@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from cuagent.expert.notes import shortened
@@ -39,6 +40,12 @@ candidate."""
 POSSIBLE_SHARES = (0.0, 0.5, 1.0)
 """Shares of a candidate's time in its own kernels, tried in place of the unknown real one. If the
 planner (`outcomes.OWN_SHARE`) chooses the same for all, no profile is needed."""
+PRELOADED = (
+    "torch.export._trace",
+    "cuagent.expert.capture.subject",
+    "cuagent.expert.search.choices",
+)
+"""Modules whose import takes most of the time until the first candidate."""
 PLAN_NOTES, SUBMITTED_NOTES = 10, 4
 """Largest numbers of lines on a candidate in a plan, and in the message of `submit`."""
 BASELINES = {"eager": "eager", "compile": "torch.compile"}
@@ -70,10 +77,8 @@ class ExpertModel:
     def preload(self) -> None:
         """Import what `prepare` needs, three seconds of torch's code. Another thread may call it
         while processes open, because it uses no device and runs no code of the task."""
-        import torch.export._trace
-
-        import cuagent.expert.capture.subject
-        import cuagent.expert.search.choices  # noqa: F401
+        for name in PRELOADED:
+            import_module(name)
 
     def prepare(self) -> None:
         """Capture the module's graph and plan the first candidate now, which takes seconds, so that
