@@ -39,24 +39,27 @@ def perturb(tensor: Tensor, generator: Generator, scale: float, *, steady: bool 
 
     With `steady`, elements that are whole numbers do not change.
     """
+    if tensor.numel() <= BLOCK[tensor.device.type]:
+        _perturb_block(tensor, generator, scale, steady)
+        return
+    moved = tensor.contiguous()
+    for part in moved.view(-1).split(BLOCK[tensor.device.type]):
+        _perturb_block(part, generator, scale, steady)
+    if moved is not tensor:
+        tensor.copy_(moved)
+
+
+def _perturb_block(part: Tensor, generator: Generator, scale: float, steady: bool) -> None:
     import torch
 
-    if not tensor.is_contiguous():
-        moved = tensor.contiguous()
-        perturb(moved, generator, scale, steady=steady)
-        tensor.copy_(moved)
-        return
-    for part in tensor.view(-1).split(BLOCK[tensor.device.type]):
-        noise = torch.randn(
-            part.numel(), generator=generator, device=tensor.device, dtype=torch.float32
-        )
-        # in place: at some ten million elements new memory takes longer than the arithmetic
-        factor = noise.double().mul_(scale).add_(1).to(tensor.dtype)
-        if steady and not part.is_complex():
-            whole = part == part.round()
-            if tensor.is_cuda or whole.any():  # waiting for a GPU takes longer
-                factor.masked_fill_(whole.logical_and_(part.abs() <= LARGEST_EXACT_INTEGER), 1)
-        part.mul_(factor)
+    noise = torch.randn(part.shape, generator=generator, device=part.device, dtype=torch.float32)
+    # in place: at some ten million elements new memory takes longer than the arithmetic
+    factor = noise.double().mul_(scale).add_(1).to(part.dtype)
+    if steady and not part.is_complex():
+        whole = part == part.round()
+        if part.is_cuda or whole.any():  # waiting for a GPU takes longer
+            factor.masked_fill_(whole.logical_and_(part.abs() <= LARGEST_EXACT_INTEGER), 1)
+    part.mul_(factor)
 
 
 def clamped_to_range(perturbed_inputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
