@@ -13,8 +13,10 @@ from cuagent.measure.timing.rounds import (
     AGREEING,
     CLEAR,
     CLEAR_ROUNDS,
+    FAR,
     HOPELESS,
     HOPELESS_RUNG,
+    LONG_CALL_S,
     LOOKS,
     Round,
     hopeless_rungs,
@@ -149,6 +151,16 @@ def test_a_rung_that_was_delayed_in_one_timing_stays() -> None:
     assert left(found, {"slow": [99e-6, SLOW * 1e-6]}) == (), "it may be the best rung"
     assert left(found, {"slow": [SLOW * 1e-6]}) == (), "one timing may have been delayed"
     assert left(found, {}) == ()
+
+
+def test_a_far_slower_rung_leaves_after_one_timing_only_if_its_calls_are_long() -> None:
+    """L1/61 (H200): three rungs of 9 ms were opened again for each round beside one of 2.6 ms."""
+    for share, factor, expected in ((1.1, 1.05, ("slow",)), (0.9, 1.05, ()), (1.1, 0.95, ())):
+        best = share * LONG_CALL_S * 1e6
+        far = best * FAR * factor
+        names = {EAGER: 2 * far, COMPILE: 2 * far, CANDIDATE: 0.95 * best}
+        found = arms(**names, best=best, slow=far)
+        assert left(found, {"slow": [far * 1e-6]}) == expected
 
 
 def test_rungs_within_the_margin_and_the_named_ones_stay() -> None:

@@ -42,6 +42,9 @@ HOPELESS = 0.05
 round."""
 HOPELESS_RUNG = 0.1
 """A rung is dropped from a record timing if the fastest rung is faster by this share."""
+FAR, LONG_CALL_S = 2.0, 2e-3
+"""A rung on a GPU is dropped after one timing if it takes this many times as long as the fastest,
+and the fastest takes this many seconds: the host delays so long calls by much less."""
 CLEAR = 0.1
 """Least share by which the candidate must beat every baseline for a record timing on a GPU to end
 after `CLEAR_ROUNDS`. Equal modules differ by a twentieth of it."""
@@ -352,7 +355,8 @@ def hopeless_rungs(
     by as much in every timing so far, at least two (`times`, seconds by rung). So a process that
     was delayed once cannot remove the best rung. If the candidate beats the fastest rung by
     `CLEAR`, the fastest alone decides: a rung leaves that was never as fast as it usually is, in
-    two timings or more. One fast round of a rung that is usually slower removes no other.
+    two timings or more. One fast round of a rung that is usually slower removes no other. A rung
+    that is far slower (`FAR`) leaves after one timing.
     """
     timed = {n: median(levels(taken, n, device)) for n in baselines if taken.counted.get(n)}
     if not timed:
@@ -360,7 +364,9 @@ def hopeless_rungs(
     best = min(timed, key=timed.__getitem__)
     others = (name for name in timed if name not in (EAGER, COMPILE, best))
     limit = 1 + HOPELESS_RUNG
-    known = [name for name in others if len(times.get(name, ())) > 1]
+    is_long = device is Device.CUDA and timed[best] >= LONG_CALL_S
+    least = {name: 1 if is_long and timed[name] > FAR * timed[best] else 2 for name in timed}
+    known = [name for name in others if len(times.get(name, ())) >= least[name]]
     if device is Device.CUDA and taken.counted.get(CANDIDATE):
         over_best = ratio([taken], best, CANDIDATE, Effort.QUICK, device, twin_ratios)
         usual = median((timed[best], *times.get(best, ())))
