@@ -226,6 +226,36 @@ def test_requests_keep_their_order_when_timings_come_between_them(
     assert turns() > 3
 
 
+def test_sensitivity_gives_way_between_two_runs_of_the_reference(
+    referee: Referee, tmp_path: Path
+) -> None:
+    """Its requests took more than ten seconds for a recurrent network, with the GPU idle."""
+    ours, theirs = DeviceLock(tmp_path / "gpu-0"), DeviceLock(tmp_path / "gpu-0")
+    breaks, done = list[float](), threading.Event()
+
+    def time_elsewhere() -> None:
+        while not done.is_set():
+            with theirs.exclusive():
+                pass
+
+    referee.ask(Weights.OWN, 1, Inputs.OWN, 2)
+    other = threading.Thread(target=time_elsewhere)
+    with ours.shared() as sharing:
+        other.start()
+
+        def counted() -> None:
+            breaks.append(time.monotonic())
+            sharing()
+
+        with referee.giving_way(Sharing(counted, sharing.awaited)):
+            while not ours.is_awaited:
+                time.sleep(0.001)
+            assert referee.sensitivity(2, pairs=20).moved
+    done.set()
+    other.join(60)
+    assert len(breaks) > 3, "it gave way between two requests only"
+
+
 def test_process_of_a_verdict_is_stopped_in_a_break_of_the_oracle(
     referee: Referee, tmp_path: Path
 ) -> None:

@@ -152,7 +152,8 @@ class _Oracle:
             case "answer":
                 return self.answer(message)
             case "sensitivity":
-                return self.sensitivity(message)
+                with self._breaks_between_runs():
+                    return self.sensitivity(message)
             case "reorder":
                 return self.reorder(message)
         return {}
@@ -160,13 +161,23 @@ class _Oracle:
     def examine(self) -> dict[str, Any]:
         """Return the findings of `fitness.examine` and `fitness.hidden` on the reference."""
         reference, draw = self.reference, self.description.own_sample
-        reference.before_call = self.breaks.give_way
-        try:
+        with self._breaks_between_runs():
             found = examine(reference.declared, reference.call_directly, draw)
             sample = partial(sample_of, reference)
             return {**found, **hidden_dependencies(reference.opened, found, sample)}
+
+    @contextmanager
+    def _breaks_between_runs(self) -> Iterator[None]:
+        """Give the device up between two runs of the reference too, if a timing waits for it.
+
+        The referee only waits meanwhile. A request of many runs of a recurrent network takes more
+        than ten seconds.
+        """
+        self.reference.before_call = self.breaks.give_way
+        try:
+            yield
         finally:
-            reference.before_call = None
+            self.reference.before_call = None
 
     def finish(self) -> None:
         """Wait until the device has finished, and release memory that the next request does not
