@@ -19,6 +19,8 @@ from cuagent.expert.families import generate
 from cuagent.expert.graph.graph import ITEM_BYTES, Graph
 from cuagent.expert.kernel import KernelCall, Request
 from cuagent.expert.method import TritonCall, TritonStep
+from cuagent.expert.mlps import triton as layer_chain
+from cuagent.expert.mlps.chain import LayerChain
 from cuagent.expert.naming import title
 from cuagent.expert.options import Options
 from cuagent.expert.products import triton as matrix_product
@@ -69,6 +71,8 @@ def triton_call(
         return TritonCall(name, text, step, partial(einsum.launch, step=step))
     if isinstance(step, Product):
         return _product_call(name, step, graph, target, options)
+    if isinstance(step, LayerChain):
+        return _chain_call(name, step, graph, target, options)
     return _convolution_call(name, step, graph, target, options)
 
 
@@ -76,6 +80,15 @@ def _attention_call(name: str, step: AttentionStep, target: Target, options: Opt
     block = blocks(step, target, options.tiles)
     text = fused_attention.render(name, step, block.splits)
     return TritonCall(name, text, step, partial(fused_attention.launch, step=step, tile=block))
+
+
+def _chain_call(
+    name: str, step: LayerChain, graph: Graph, target: Target, options: Options
+) -> TritonCall:
+    text = layer_chain.render(name, step, lambda output: graph.node(output).dtype)
+    tiles = layer_chain.tiles(step, target.processors)
+    tile = tiles[min(options.tiles, len(tiles) - 1)]
+    return TritonCall(name, text, step, partial(layer_chain.launch, chain=step, tile=tile))
 
 
 def _product_call(

@@ -14,6 +14,7 @@ from cuagent.expert.chains import CHAINED
 from cuagent.expert.graph.graph import ITEM_BYTES, Graph, Kind, Node
 from cuagent.expert.kernel import KernelCall
 from cuagent.expert.method import Method, ModuleText
+from cuagent.expert.mlps.chain import may_chain
 from cuagent.expert.module import render
 from cuagent.expert.naming import origins_of, title
 from cuagent.expert.notes import kernel_notes, listed
@@ -21,7 +22,7 @@ from cuagent.expert.options import BACKWARD, Options
 from cuagent.expert.packing import files_of, joined_text
 from cuagent.expert.plan import MethodPlan, plan_method
 from cuagent.expert.products.product import Product
-from cuagent.expert.products.qualify import is_doubtful, is_small, qualifies
+from cuagent.expert.products.qualify import is_doubtful, is_small, may_launch_less, qualifies
 from cuagent.expert.recurrences.cells import LayerCall
 from cuagent.expert.vectors import with_wide_vectors
 
@@ -57,7 +58,7 @@ class Candidate:
     has_products: bool = False
     """True if a kernel computes a matrix product or a convolution."""
     small_products: bool = False
-    """True if torch computes a product for which `Options.small_products` has a kernel."""
+    """True if `Options.small_products` may have a kernel for a product, or for several."""
     half_products: frozenset[str] = frozenset()
     """Names of the captured products of half precision that are to be the library's for a candidate
     without doubtful kernels of products (`products.qualify.is_doubtful`)."""
@@ -156,7 +157,8 @@ def _assemble(subject: Subject, options: Options, plans: Sequence[MethodPlan]) -
             for plan in plans
             for step in plan.steps
             if isinstance(step, Node)
-        ),
+        )
+        or (not options.small_products and any(map(_may_launch_less, plans))),
         half_products=_half_products(plans[0]),
         convolutions=len(
             {n.origin for plan in plans for n in plan.graph.nodes if n.op.startswith(CONVOLUTIONS)}
@@ -179,6 +181,13 @@ def _assemble(subject: Subject, options: Options, plans: Sequence[MethodPlan]) -
         ),
         has_chains=any(k.group.family in (CHAINED, BUNDLED) for k in kernels),
     )
+
+
+def _may_launch_less(plan: MethodPlan) -> bool:
+    """Return True if one kernel may compute a small product and what follows it."""
+    graph, target = plan.graph, plan.subject.target
+    products = (step for step in plan.steps if isinstance(step, Node) and qualifies(step, target))
+    return may_chain(graph, target) or any(may_launch_less(node, graph) for node in products)
 
 
 def _half_products(plan: MethodPlan) -> frozenset[str]:

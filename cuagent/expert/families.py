@@ -23,7 +23,7 @@ FAMILIES = {
     "pooling": "extremes and means of windows; interpolation",
     "loops": "all steps of a loop that updates a state elementwise",
     "depthwise": "convolutions of each channel by itself",
-    "mlps": "small linear layers that follow each other (CUDA)",
+    "mlps": "small linear layers that follow each other (CUDA; of many rows in Triton)",
     "recurrences": "all steps of a recurrent cell",
 }
 """Description of what each family's kernels compute; the key is the family's folder in

@@ -10,6 +10,7 @@ from cuagent.expert.convolutions.convolution import Convolution
 from cuagent.expert.einsums.match import EinsumStep
 from cuagent.expert.graph.graph import Graph
 from cuagent.expert.kernel import KernelCall
+from cuagent.expert.mlps.chain import LayerChain
 from cuagent.expert.products.product import Product
 from cuagent.expert.streaming.group import Group, Step
 
@@ -29,14 +30,14 @@ FRESH = (
 """Starts of the texts of library calls that return new memory."""
 
 
-TritonStep = Product | Convolution | EinsumStep | AttentionStep
+TritonStep = Product | LayerChain | Convolution | EinsumStep | AttentionStep
 """A step that a Triton kernel computes."""
 
 
 @dataclass(frozen=True)
 class TritonCall:
-    """A Triton kernel, whose text is part of the module: a product, a convolution, an einsum or an
-    attention.
+    """A Triton kernel, whose text is part of the module: one or several products, a convolution, an
+    einsum or an attention.
     """
 
     name: str

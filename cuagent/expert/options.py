@@ -35,9 +35,9 @@ class Options:
     kernels.
     """
     small_products: bool = False
-    """CUDA: true to compute two kinds of products by generated kernels too: half-precision products
-    of few rows, such as those of single tokens, with the operations after them, and large batches
-    of small products."""
+    """CUDA: true to compute small products by generated kernels too, with the operations after
+    them: half-precision products of few rows, such as those of single tokens, large batches of
+    small products, and narrow linear layers that follow each other, all in one kernel."""
     exact_convolutions: bool = False
     """CUDA: true to compute float32 convolutions with float32 precision even where TF32 is
     admitted."""

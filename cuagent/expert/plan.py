@@ -56,6 +56,7 @@ from cuagent.expert.loops.groups import loop_groups
 from cuagent.expert.loops.match import LOOP, with_loops
 from cuagent.expert.lower import lower
 from cuagent.expert.method import Call, Steps, TritonCall, TritonStep
+from cuagent.expert.mlps.chain import with_layer_chains
 from cuagent.expert.mlps.match import with_mlps
 from cuagent.expert.moved_parameters import store_moved_parameters
 from cuagent.expert.naming import kernel_name, origins_of
@@ -280,7 +281,9 @@ def _steps(
     fused = fuse(graph, outside=prepared, claimed=claimed, slices_count=on_gpu, fills=fills)
     if not options.products:
         return fused, frozenset()
-    found = with_products(fused, graph, subject.target, kept, options.split, options.small_products)
+    small = options.small_products
+    chained = with_layer_chains(fused, graph, subject.target, kept) if small else fused
+    found = with_products(chained, graph, subject.target, kept, options.split, small)
     found = with_einsums(found, graph, subject.target, kept)
     found, unjoined = with_partials(with_convolutions(found, graph), graph)
     if unjoined:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from cuagent.expert.capture.subject import Target
 from cuagent.expert.graph.graph import FLOATS, Graph, Kind, Node
@@ -24,20 +24,22 @@ from cuagent.expert.products.product import TRIANGLE, Matrix, Product, batch_of,
 from cuagent.expert.products.qualify import may_gain, qualifies, reads_weights, splits
 from cuagent.expert.streaming.group import Group, Step
 
+Other = TypeVar("Other")
+"""Type of steps that other modules have made."""
 MOST_BATCH = 65535
 """Largest batch of a product: CUDA's limit of a grid's second dimension."""
 
 
 def with_products(
-    steps: Sequence[Step],
+    steps: Sequence[Step | Other],
     graph: Graph,
     target: Target,
     keep: frozenset[str],
     split: bool = True,
     small: bool = False,
-) -> tuple[Step | Product, ...]:
+) -> tuple[Step | Other | Product, ...]:
     """Return the steps with each qualifying product, and the fused group that becomes its epilogue,
-    replaced by one `Product`.
+    replaced by one `Product`. Steps of other types stay as they are.
 
     Products whose origin is in `keep` stay library calls. `split`: operands of float32 products may
     be split before the product. `small`: as in `may_gain`.
@@ -67,12 +69,26 @@ def with_products(
     return _placed([s for s in steps if _name(s) not in seconds], found, absorbed)
 
 
-def _name(step: Step) -> str:
+def product_of(
+    node: Node, steps: Sequence[Step], graph: Graph, *, alone: bool = False
+) -> tuple[Product | None, Group | None]:
+    """Return a product without split operands, and the group that is its epilogue; None without
+    one, or if `alone`. The operands may have any strides. The product is None if no kernel can be
+    generated."""
+    views, group = ((), None) if alone else _reader_through_views(node, steps, graph)
+    made = partial(_product, graph=graph, target=None, strided=True)
+    product = made(node, group, views)
+    if product is None and group is not None:
+        return made(node, None), None
+    return product, group
+
+
+def _name(step: object) -> str:
     return step.name if isinstance(step, Node) else ""
 
 
 def _with_second(
-    product: Product, group: Group, steps: Sequence[Step], graph: Graph, keep: frozenset[str]
+    product: Product, group: Group, steps: Sequence[object], graph: Graph, keep: frozenset[str]
 ) -> Product:
     """Return the product with another product of the same left operand as `second`, if its epilogue
     reads such a product and nothing else does."""
@@ -111,15 +127,17 @@ def _with_triangle(product: Product, graph: Graph) -> Product:
 
 
 def _placed(
-    steps: Sequence[Step], found: dict[str, Product], absorbed: set[int]
-) -> tuple[Step | Product, ...]:
+    steps: Sequence[Step | Other], found: dict[str, Product], absorbed: set[int]
+) -> tuple[Step | Other | Product, ...]:
     """Return the steps with each product at the position of its epilogue, where all operands have
     been computed."""
     by_output = {name: product for product in found.values() for name in product.outputs}
-    result: list[Step | Product] = []
+    result: list[Step | Other | Product] = []
     for step in steps:
         if isinstance(step, Group):
             result.append(by_output[step.outputs[0]] if id(step) in absorbed else step)
+        elif not isinstance(step, Node):
+            result.append(step)
         elif step.name not in found:
             result.append(by_output.get(step.name, step))
         elif not found[step.name].epilogue and not found[step.name].triangle:
@@ -165,6 +183,7 @@ def _product(
     *,
     graph: Graph,
     target: Target | None,
+    strided: bool = False,
 ) -> Product | None:
     """Return the product with `group` as its epilogue (None: without one); None if the kernel
     cannot be generated.
@@ -172,7 +191,7 @@ def _product(
     It cannot if Triton has no expression for an operator of the group, a value of the group has
     other columns, or a tensor has no single row and column stride. The operands are split before
     the product if that is faster on `target`. `views` are views of the product that the group
-    reads.
+    reads. Only with `strided` may operands have no adjacent elements along K.
     """
     nodes = (*views, *group.nodes) if group is not None else ()
     inner = {node.name, *(n.name for n in nodes)}
@@ -209,7 +228,8 @@ def _product(
         and target is not None
         and splits(rows, columns, depth, target, batch, prepared=bool(parts))
     )
-    if not adjacent and not split and (float32 or {left.column, left.row}.isdisjoint({1})):
+    aligned = adjacent or not (float32 or {left.column, left.row}.isdisjoint({1}))
+    if not (strided or aligned or split):
         return None
     places: dict[str, tuple[int, ...]] = dict.fromkeys(inner, ())
     return Product(

@@ -42,6 +42,9 @@ multiprocessors than `LEAST_OCCUPIED`: cuBLAS then gains by splitting K.
 
 On an H200 a generated kernel that splits K took 0.50 ms for 256 x 256 x 131072, cuBLAS 0.34.
 """
+LEAST_ROWS = 16
+"""Least number of rows of a product of fewer multiplications that a kernel computes if it is tried:
+one tile of the tensor cores."""
 MOST_SMALL, LEAST_BATCH = 32, 4096
 """Largest number of rows and columns of a small product, and least number of such products in a
 batch."""
@@ -80,6 +83,15 @@ def is_small(node: Node, graph: Graph) -> bool:
     return reads_weights(node, graph) or is_batch_of_small(node, graph)
 
 
+def may_launch_less(node: Node, graph: Graph) -> bool:
+    """Return True for a product of so few multiplications that its launch takes most of the time,
+    with an elementwise operation behind it, which one kernel could compute too."""
+    rows, depth = node.size // node.shape[-1], graph.node(str(node.args[0])).shape[-1]
+    readers = graph.users()[node.name]
+    elementwise = bool(readers) and all(reader.kind is Kind.POINTWISE for reader in readers)
+    return rows >= LEAST_ROWS and node.size * depth < LEAST_OPERATIONS and elementwise
+
+
 def tiles_of(product: Product, graph: Graph) -> tuple[Tile, ...]:
     """Return the tiles among which that of a product is chosen; () for those of its dtype."""
     if product.split:
@@ -92,17 +104,18 @@ def tiles_of(product: Product, graph: Graph) -> tuple[Tile, ...]:
 def may_gain(product: Product, graph: Graph, target: Target, *, small: bool = False) -> bool:
     """Return True if a kernel with the product's epilogue may be faster than the library.
 
-    `small`: kernels are also used for products that `reads_weights` or `is_batch_of_small` names.
+    `small`: kernels are also used for products that `reads_weights` or `is_batch_of_small` names,
+    and for others of few multiplications with an epilogue, which save a launch.
     """
     if reads_weights(product.node, graph):
         return small and bool(product.epilogue)
     if is_batch_of_small(product.node, graph):
         return small
     rows, columns, depth, batch = product.rows, product.columns, product.depth, product.batch
+    if batch * rows * columns * depth < LEAST_OPERATIONS:
+        return small and bool(product.epilogue) and batch * rows >= LEAST_ROWS
     if product.node.dtype == "float32":
         return is_large(rows, columns, depth, target, batch)
-    if batch * rows * columns * depth < LEAST_OPERATIONS:
-        return False
     if product.triangle or not (product.epilogue and batch == 1 and depth <= MOST_DEPTH):
         return product.triangle is not None
     return epilogue_pays(product, _moved(product, graph), target)

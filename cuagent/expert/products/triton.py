@@ -50,7 +50,7 @@ def render(name: str, product: Product, dtype_of: Callable[[str], str]) -> str:
         head,
         *_tile(product),
         "    k = tl.arange(0, DEPTH)",
-        *(halves.pointers(product) if product.split else _pointers(product)),
+        *(halves.pointers(product) if product.split else pointers(product)),
         "    total = tl.zeros((ROWS, COLUMNS), tl.float32)",
         *(["    total_2 = tl.zeros((ROWS, COLUMNS), tl.float32)"] if product.second else []),
     ]
@@ -59,20 +59,20 @@ def render(name: str, product: Product, dtype_of: Callable[[str], str]) -> str:
     if product.split:
         lines += halves.loop(product, end)
     else:
-        lines += [f"    for start in range(0, {end}, DEPTH):", *_step(product)]
+        lines += [f"    for start in range(0, {end}, DEPTH):", *sum_step(product)]
     return "\n".join([*lines, *_end(product, dtype_of)])
 
 
-def _pointers(product: Product) -> list[str]:
+def pointers(product: Product) -> list[str]:
     """Return the lines that compute pointers to the first tile along K of both operands."""
     rows, columns = product.rows, product.columns
     rights = [("right", product.right)]
     rights += [("right_2", product.second.right)] if product.second else []
     return [
-        f"    left = {_operand(product.left, 'm', rows)}[:, None] + k[None, :]"
+        f"    left = {operand(product.left, 'm', rows)}[:, None] + k[None, :]"
         f"{times(product.left.column)}",
         *(
-            f"    {name} = {_operand(right, 'n', columns)}[None, :] + k[:, None]"
+            f"    {name} = {operand(right, 'n', columns)}[None, :] + k[:, None]"
             f"{times(right.column)}"
             for name, right in rights
         ),
@@ -117,7 +117,7 @@ def _end(product: Product, dtype_of: Callable[[str], str]) -> list[str]:
         product.bias,
         product.epilogue,
         product.reads,
-        _address(product),
+        address_of(product),
         second=(second.node.name, second.bias) if second is not None else None,
     )
     side, diagonal = product.kept
@@ -135,7 +135,7 @@ def _end(product: Product, dtype_of: Callable[[str], str]) -> list[str]:
     return lines
 
 
-def _operand(matrix: Matrix, index: str, count: int) -> str:
+def operand(matrix: Matrix, index: str, count: int) -> str:
     """Return the Triton expression of pointers to each row's first element along K. Rows past the
     end are wrapped to valid ones."""
     return f"({_start(matrix)} + {index} % {count}{times(matrix.row)})"
@@ -150,7 +150,8 @@ def _start(matrix: Matrix) -> str:
     return f"{text} + sample{times(matrix.sample)}" if matrix.sample else text
 
 
-def _step(product: Product) -> list[str]:
+def sum_step(product: Product) -> list[str]:
+    """Return the lines that add the products of one step along K to `total`."""
     mask = "" if product.depth % 128 == 0 else f"k[None, :] < {product.depth} - start"
     other = mask.replace("k[None, :]", "k[:, None]")
     left, right = (f", mask={m}, other=0.0" if m else "" for m in (mask, other))
@@ -166,7 +167,7 @@ def _step(product: Product) -> list[str]:
     return lines
 
 
-def _address(product: Product) -> Callable[[Matrix], str]:
+def address_of(product: Product) -> Callable[[Matrix], str]:
     """Return the function that writes the Triton expression of pointers to a tensor's tile."""
 
     def address(matrix: Matrix) -> str:

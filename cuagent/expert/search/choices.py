@@ -37,6 +37,8 @@ In networks with more convolutions, layouts change too often.
 MOST_COMPILED = 60
 """Largest number of kernels and library calls in a candidate for a CPU that torch.compile is tried
 on. EfficientNet's 172 took a minute to compile in the sandbox."""
+SMALL_PRODUCTS = "compute small products, with what follows them, by own kernels"
+"""Reason for a candidate with `Options.small_products`."""
 AUTOTUNE = "max-autotune-no-cudagraphs"
 COMPILE_MODES = ("reduce-overhead", "max-autotune", AUTOTUNE)
 """Names of rungs that are modes of torch.compile."""
@@ -89,6 +91,7 @@ def _first_choices(
         )
         yield replace(first, convolutions="every"), "compute convolutions by own kernels"
         yield replace(first, own_attention=True), "compute attention by a kernel of our own"
+        yield replace(first, small_products=True), SMALL_PRODUCTS
 
 
 def _changes(subject: Subject, best: Outcome, bounds: Bounds) -> Iterator[tuple[Options, str]]:
@@ -113,10 +116,7 @@ def _changes(subject: Subject, best: Outcome, bounds: Bounds) -> Iterator[tuple[
         yield from _tf32(subject, best)
         yield from _layouts(subject, best)
     if best.candidate.small_products and not options.small_products:
-        yield (
-            replace(options, small_products=True),
-            "compute small products, with what follows them, by own kernels",
-        )
+        yield replace(options, small_products=True), SMALL_PRODUCTS
     compiles = not (options.compile or bounds.kernels_only or best.candidate.library_layers)
     compiles &= subject.device == "cuda" or best.candidate.launches <= MOST_COMPILED
     if compiles and _rest_may_gain(best, bounds):
