@@ -59,6 +59,9 @@ class Candidate:
     """True if a kernel computes a matrix product or a convolution."""
     small_products: bool = False
     """True if `Options.small_products` may have a kernel for a product, or for several."""
+    saved_launches: int = 0
+    """Number of further small products that `Options.small_products` computes together with the
+    operations behind them, which saves a launch each."""
     half_products: frozenset[str] = frozenset()
     """Names of the captured products of half precision that are to be the library's for a candidate
     without doubtful kernels of products (`products.qualify.is_doubtful`)."""
@@ -158,7 +161,11 @@ def _assemble(subject: Subject, options: Options, plans: Sequence[MethodPlan]) -
             for step in plan.steps
             if isinstance(step, Node)
         )
-        or (not options.small_products and any(map(_may_launch_less, plans))),
+        or (
+            not options.small_products
+            and any(may_chain(plan.graph, plan.subject.target) for plan in plans)
+        ),
+        saved_launches=0 if options.small_products else sum(map(_saved_launches, plans)),
         half_products=_half_products(plans[0]),
         convolutions=len(
             {n.origin for plan in plans for n in plan.graph.nodes if n.op.startswith(CONVOLUTIONS)}
@@ -183,11 +190,11 @@ def _assemble(subject: Subject, options: Options, plans: Sequence[MethodPlan]) -
     )
 
 
-def _may_launch_less(plan: MethodPlan) -> bool:
-    """Return True if one kernel may compute a small product and what follows it."""
+def _saved_launches(plan: MethodPlan) -> int:
+    """Return the number of small products that one kernel may compute with what follows them."""
     graph, target = plan.graph, plan.subject.target
     products = (step for step in plan.steps if isinstance(step, Node) and qualifies(step, target))
-    return may_chain(graph, target) or any(may_launch_less(node, graph) for node in products)
+    return sum(may_launch_less(node, graph) for node in products)
 
 
 def _half_products(plan: MethodPlan) -> frozenset[str]:

@@ -14,7 +14,9 @@ from cuagent.expert.candidate import Options, make_candidate
 from cuagent.expert.capture.subject import Target, open_subject
 from cuagent.expert.products import qualify
 from cuagent.expert.products.tiles import FEW_ROWS, ranked
-from cuagent.expert.search.outcomes import Outcome
+from cuagent.expert.search.choices import choices
+from cuagent.expert.search.memory import Memory
+from cuagent.expert.search.outcomes import Bounds, Outcome
 from cuagent.expert.search.planner import propose
 from cuagent.task import load_task
 from cuagent.timing import Ratio
@@ -83,10 +85,25 @@ def test_products_of_more_rows_are_kernels_with_what_follows_them(generate, any_
     """Of so few multiplications a launch takes most of the time; one kernel saves one or two."""
     default, made = generate(mlp(rows=17)), generate(mlp(rows=17), options=FEW)
     assert calls_of(default)[1] == 3
-    assert default.small_products
+    assert default.saved_launches >= 2
     assert calls_of(made) == (["linear_silu_mul_kernel", "linear_add_kernel"], 1)
     assert "total_2" not in made.files["model_new.py"], "that is for 16 rows at most"
-    assert not made.small_products
+    assert not made.saved_launches
+
+
+@pytest.mark.parametrize(("seconds", "tried"), [(50e-6, True), (5e-3, False)])
+def test_a_launch_is_saved_only_where_it_takes_a_share_of_the_time(tmp_path, seconds, tried):
+    path = tmp_path / "mlp.py"
+    path.write_text(mlp("a gate of the same product", rows=17))
+    subject = replace(open_subject(load_task(f"{path}:Model")), target=Target("cuda", (9, 0), 132))
+    first = make_candidate(subject, Options())
+    outcomes = [Outcome(first, True, "", 1, {"eager": Ratio(3.0, 2.9, 3.1)}, seconds=seconds)]
+    assert first is not None
+    assert first.small_products is False
+    found = {
+        options.small_products for options, _ in choices(subject, outcomes, Bounds(), Memory())
+    }
+    assert (True in found) is tried
 
 
 def test_small_weights_are_no_case_for_it(generate):

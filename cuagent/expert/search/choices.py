@@ -19,6 +19,9 @@ from cuagent.expert.search.repairs import repairs
 LAUNCH_SECONDS = 12e-6
 """Host time in seconds of one kernel launch from Python, or of one call of torch. A MobileNet of 28
 launches took 0.34 ms (H100 host)."""
+SAVED_SECONDS, SAVED_SHARE = 3e-6, 0.03
+"""Time of a small kernel on a GPU, and least share of the best candidate's time that such kernels
+must take for one that replaces several to be tried."""
 COPIED_BYTES_PER_SECOND = 1.3e12
 """Rate at which a GPU copies the arguments and results of a CUDA graph.
 
@@ -115,7 +118,7 @@ def _changes(subject: Subject, best: Outcome, bounds: Bounds) -> Iterator[tuple[
     if not best.is_clear_gain:
         yield from _tf32(subject, best)
         yield from _layouts(subject, best)
-    if best.candidate.small_products and not options.small_products:
+    if not options.small_products and _small_products_matter(best):
         yield replace(options, small_products=True), SMALL_PRODUCTS
     compiles = not (options.compile or bounds.kernels_only or best.candidate.library_layers)
     compiles &= subject.device == "cuda" or best.candidate.launches <= MOST_COMPILED
@@ -151,6 +154,13 @@ def _changes(subject: Subject, best: Outcome, bounds: Bounds) -> Iterator[tuple[
                 replace(options, keep=options.keep | origins),
                 f"leave out {name}, because torch may run its operators as fast",
             )
+
+
+def _small_products_matter(best: Outcome) -> bool:
+    """Return True if kernels for small products may save a share of the best candidate's time."""
+    saved = best.candidate.saved_launches * SAVED_SECONDS
+    share = 1.0 if best.seconds is None else saved / best.seconds
+    return best.candidate.small_products or (saved > 0 and share > SAVED_SHARE)
 
 
 def _first_options(subject: Subject, bounds: Bounds) -> Options:
