@@ -54,6 +54,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "every convolution": {"convolutions": "every"},
     "library convolutions": {"convolutions": "library"},
     "own attention": {"own_attention": True},
+    "small products": {"small_products": True},
     "stacked weights": {"merge": True},
     "threads 128": {"threads": 128},
     "threads 256": {"threads": 256},
