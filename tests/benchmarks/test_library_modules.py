@@ -1,4 +1,4 @@
-"""The task files of `library_modules` and `library_modules_2`, read without their libraries."""
+"""The task files of `library_modules` and its numbered relatives, read without their libraries."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-FOLDERS = [Path(__file__).parents[2] / "benchmarks" / f"library_modules{n}" for n in ("", "_2")]
+FOLDERS = [
+    Path(__file__).parents[2] / "benchmarks" / f"library_modules{n}" for n in ("", "_2", "_3")
+]
 FILES = [path for folder in FOLDERS for path in sorted(folder.glob("*.py"))]
 LIBRARIES = {"hf": "transformers", "timm": "timm", "tv": "torchvision", "torch": "torch"}
 """Library whose modules a file uses, by the first word of its name."""
@@ -26,4 +28,4 @@ def test_a_file_is_a_task_with_modules_of_its_library(path: Path) -> None:
 
 
 def test_a_folder_has_25_modules() -> None:
-    assert [len(list(folder.glob("*.py"))) for folder in FOLDERS] == [25, 25]
+    assert [len(list(folder.glob("*.py"))) for folder in FOLDERS] == [25, 25, 25]
