@@ -26,6 +26,11 @@ BODIES = {
         "return F.silu(F.linear(x, self.w / self.w.abs().amax(1, keepdim=True))) * 2",
         "20, 64",
     ),
+    "standardised weights": (
+        "w = F.batch_norm(self.w[None], None, None, training=True, momentum=0.0)[0]\n"
+        "        return F.silu(F.linear(x, w)) * 2",
+        "20, 64",
+    ),
     "expansion of leading dimensions": (
         "return x * (x.mean(0).abs() + 1).sqrt().expand(20, 64) + x",
         "20, 64",
@@ -52,3 +57,11 @@ def test_normalization_is_one_kernel_and_that_of_weights_none(make):
         reference = made.reference()
         reference.load_state_dict(new.state_dict())
         torch.testing.assert_close(new(x), reference(x))
+
+
+def test_statistics_of_weights_are_computed_once(make):
+    body, shape = BODIES["standardised weights"]
+    made = make(HEAD.format(body=body, shape=shape), "Model")
+    assert_agrees(made)
+    forward = made.candidate.files["model_new.py"].split("def _prepare")[0]
+    assert "aten" not in forward.rpartition("class ModelNew")[2]

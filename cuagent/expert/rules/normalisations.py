@@ -11,8 +11,10 @@ from typing import Any
 from cuagent.expert.graph.lowering import (
     Lowering,
     argument,
+    dtype_of,
     floating,
     operand,
+    operator_name,
     rule,
     shape_of,
 )
@@ -154,3 +156,28 @@ def batch_norm(low: Lowering, fx: Any) -> str | None:
     return low.pointwise(
         "add", low.pointwise("mul", x, scale, hint="scaled"), shift, hint="normalised"
     )
+
+
+@rule("_native_batch_norm_legit")
+def batch_statistics(low: Lowering, fx: Any) -> str | None:
+    """Lower a batch norm with the statistics of its input, without running ones, to the norm alone.
+
+    Weights are normalised so in networks with standardised weights. Not covered: readers of the
+    statistics.
+    """
+    first_only = all(operator_name(u) == "getitem" and u.args[1] == 0 for u in fx.users)
+    if not str(fx.target).endswith(".no_stats") or not first_only:
+        return None
+    x, weight, bias = (operand(low, arg) for arg in fx.args[:3])
+    if not isinstance(x, str):
+        return None
+    shape = low.shape(x)
+    y = normalised(low, x, [d for d in range(len(shape)) if d != 1], fx.args[5])
+    over_channels = (shape[1],) + (1,) * (len(shape) - 2)
+    weight, bias = (
+        low.view(p, over_channels, "per_channel") if isinstance(p, str) else None
+        for p in (weight, bias)
+    )
+    name = low.stored_as(affine(low, y, weight, bias), dtype_of(fx))
+    low.multiple[fx.name] = (name,)
+    return name
