@@ -71,6 +71,7 @@ BODIES = {
         "(F.one_hot(y, 12).permute(0, 3, 1, 2).float() * x.softmax(1)).sum((2, 3)) * 2",
         "2, 12, 5, 7", "2, 5, 7",
     ),
+    "one-hot cast": ("(F.one_hot(y, 12).to(x.dtype) * x).sum(1) + 1", "40, 12", ""),
     "a gather of a kernel's result": ("x.cumsum(1).gather(1, y[:, None]) * 2 + x", "40, 12", ""),
 }  # fmt: skip
 
@@ -110,10 +111,13 @@ def test_candidate_agrees_with_reference(make, name):
 
 
 @pytest.mark.parametrize(
-    "name", ["label smoothing", "a gather", "log-probability of a token", "the next token"]
+    "name",
+    ["label smoothing", "a gather", "log-probability of a token", "the next token", "one-hot cast"],
 )
 def test_candidate_agrees_with_reference_in_half_precision(make, name):
-    assert_agrees(make(text_of(name, "bfloat16"), "Model"))
+    made = make(text_of(name, "bfloat16"), "Model")
+    assert_agrees(made)
+    assert "aten.one_hot." not in made.candidate.files["model_new.py"].split("def _fits")[1]
 
 
 def test_log_probability_of_a_token_stores_no_other_probability(make):

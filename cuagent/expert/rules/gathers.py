@@ -232,7 +232,8 @@ def gather(low: Lowering, fx: Any) -> str | None:
 
 @rule("one_hot")
 def one_hot(low: Lowering, fx: Any) -> str | None:
-    """Lower one_hot to zeros and ones in float32, if its result is only cast to float32."""
+    """Lower one_hot to zeros and ones in float32, if its result is only cast to a floating-point
+    dtype."""
     labels = operand(low, fx.args[0])
     if not isinstance(labels, str) or not _only_as_numbers(fx):
         return None
@@ -249,12 +250,13 @@ MOVES = ("permute", "transpose", "view", "reshape", "unsqueeze", "squeeze", "sli
 
 
 def _only_as_numbers(fx: Any) -> bool:
-    """Return True if every reader of the result, possibly through views, casts it to float32."""
+    """Return True if every reader of the result, possibly through views, casts it to a
+    floating-point dtype."""
     readers = [user for user in fx.users if operator_name(user) != "_assert_tensor_metadata"]
     return bool(readers) and all(
         _only_as_numbers(user)
         if operator_name(user) in MOVES
-        else operator_name(user) in ("_to_copy", "to") and dtype_of(user) == "float32"
+        else operator_name(user) in ("_to_copy", "to") and dtype_of(user) in FLOATS
         for user in readers
     )
 
