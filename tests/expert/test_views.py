@@ -44,6 +44,8 @@ BODIES = {
     "diagonals": "return x.diagonal(1, 1, 2).exp() * 2 + y.diagonal(-1, 1, 2)[:, :1]",
     "repeated blocks": "return x.repeat(2, 1, 2).tanh() * 2",
     "repeated elements": "return x.repeat_interleave(3, 1).tanh() * 2",
+    "padding and cutting off": "return F.pad(x * 2, (0, 0, 1, -1)).tanh() + x",
+    "cutting off": "return F.pad(x, (-1, -2)).exp() * 2",
     "reflection": "return F.pad(x, (3, 2), mode='reflect').exp() * 2",
     "reflection of two dimensions": "return F.pad(x, (3, 2, 1, 4), mode='reflect').exp() * 2",
     "reflection of a computed value": (
@@ -102,6 +104,13 @@ def test_rotary_embedding_is_one_kernel_without_copies(make):
     forward = module[module.rindex("def forward") :]
     assert "torch.cat" not in forward
     assert forward.count("torch.empty") == 1
+
+
+def test_shift_by_padding_and_cutting_off_is_part_of_a_kernel(make):
+    made = make(text_of(BODIES["padding and cutting off"]), "Model")
+    assert_agrees(made)
+    assert len(made.candidate.kernels) == 1
+    assert "aten.pad" not in made.candidate.files["model_new.py"]
 
 
 def test_window_at_a_divisor_has_a_condition_outside_the_inner_loop(make):

@@ -6,7 +6,7 @@ is a choice by index among such reads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -124,13 +124,16 @@ def pad(low: Lowering, fx: Any) -> str | None:
         return None
     if mode != "constant":
         return padded(low, x, list(pads), mode) if floating(fx) else None
-    if min(pads) < 0:
-        return None
-    shape, value = shape_of(fx), x
-    sides = [(len(shape) - 1 - k, pads[2 * k]) for k in range(len(pads) // 2)]
-    changed = [(dim, before) for dim, before in sides if low.shape(x)[dim] != shape[dim]]
     # Other readers need an expensive value in memory anyway.
     stored = len(fx.args[0].users) > 1 and cost_of(low, x) >= EXPENSIVE
+    shape = shape_of(fx)
+    if min(pads) < 0:
+        x = _cropped(low, x, pads, from_memory if stored else narrowed)
+        if low.shape(x) == shape:
+            return low.pointwise("cast", x, hint="", dtype=dtype_of(fx))
+    value = x
+    sides = [(len(shape) - 1 - k, max(pads[2 * k], 0)) for k in range(len(pads) // 2)]
+    changed = [(dim, before) for dim, before in sides if low.shape(x)[dim] != shape[dim]]
     for dim, before in changed:
         value = (in_window if stored else windowed)(low, value, dim, before, shape[dim])
     for k, (dim, before) in enumerate(changed):
@@ -140,6 +143,16 @@ def pad(low: Lowering, fx: Any) -> str | None:
         dtype = "float32" if floating(fx) else "bool"
         value = low.pointwise("where", inside, value, outside, hint=hint, dtype=dtype)
     return value
+
+
+def _cropped(low: Lowering, x: str, pads: Sequence[int], cut_out: Callable[..., str]) -> str:
+    """Return the elements of `x` that a padding keeps where some of its sides are negative."""
+    shape = low.shape(x)
+    for k in range(len(pads) // 2):
+        dim, (before, after) = len(shape) - 1 - k, pads[2 * k : 2 * k + 2]
+        if min(before, after) < 0:
+            x = cut_out(low, x, dim, max(-before, 0), shape[dim] + min(after, 0))
+    return x
 
 
 MOST_PADDED = 2
