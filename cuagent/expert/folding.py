@@ -1,6 +1,7 @@
 """Fold operations after a linear layer or a convolution into its weight and bias.
 
-- `fold_affine`: a per-channel multiply or add, such as BatchNorm in eval mode.
+- `fold_affine`: a per-channel multiply or add, such as BatchNorm in eval mode, also behind a view
+  that keeps the channels.
 - `sum_into_linear`: a sum over the output features of a linear layer becomes one dot product per
   row with the summed weights.
 """
@@ -43,21 +44,40 @@ def fold_affine(graph: Graph) -> Graph | None:
             continue
         if layer.args[1] not in prepared or any(a not in prepared for a in layer.args[2:]):
             continue
-        (user,) = users[layer.name]
+        view, user = _reader(graph, users, layer)
+        seen = layer if view is None else replace(layer, name=view.name, shape=view.shape)
         if user.kind is not Kind.POINTWISE or user.op not in ("mul", "div", "add", "sub"):
             continue
-        if user.shape != layer.shape or user.args.count(layer.name) != 1:
+        if user.shape != seen.shape or user.args.count(seen.name) != 1:
             continue
-        first = user.args[0] == layer.name
+        first = user.args[0] == seen.name
         other = user.args[1 if first else 0]
         if not first and user.op in ("div", "sub"):
             continue
         if isinstance(other, str) and (
-            other not in prepared or not _per_channel(graph.node(other).shape, layer)
+            other not in prepared or not _per_channel(graph.node(other).shape, seen)
         ):
             continue
-        replaced |= {user.name: _folded(graph, layer, user, other), layer.name: []}
+        nodes = _folded(graph, layer, user, other)
+        if view is not None:
+            flat = replace(nodes[-1], name=f"{user.name}_unviewed")
+            shaped = replace(view, name=user.name, args=(flat.name,), dtype=flat.dtype)
+            nodes = [*nodes[:-1], flat, shaped]
+            replaced[view.name] = []
+        replaced |= {user.name: nodes, layer.name: []}
     return Editor(graph, replaced).result() if replaced else None
+
+
+def _reader(graph: Graph, users: dict[str, list[Node]], layer: Node) -> tuple[Node | None, Node]:
+    """Return the only view of a layer's result that keeps its channels, None without one, and the
+    operation that reads this view or the result itself."""
+    (user,) = users[layer.name]
+    if user.kind is not Kind.VIEW or user.name in graph.outputs or len(users[user.name]) != 1:
+        return None, user
+    axis, count = _channels(layer)
+    last = axis == len(layer.shape) - 1
+    kept = user.shape[-1:] == (count,) if last else user.shape[:2] == layer.shape[:2]
+    return (user, users[user.name][0]) if kept else (None, user)
 
 
 def _channels(layer: Node) -> tuple[int, int]:

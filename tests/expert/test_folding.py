@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+from agreement import assert_agrees  # type: ignore[import-not-found]
 from modules import LAYER_TASK  # type: ignore[import-not-found]
 
 from cuagent.expert import rewrites
@@ -39,3 +41,32 @@ def test_candidates_of_a_search_are_generated_once(generate, monkeypatch, tmp_pa
     assert first is not None
     assert first == second
     assert len(made) == len(set(made))
+
+
+VIEWED = {
+    "tokens": (
+        "nn.Sequential(nn.Linear(24, 40, bias=False), nn.BatchNorm1d(40))",
+        "(self.c[1](self.c[0](x).flatten(0, 1)).view(5, 7, 40)).relu() * 2",
+        "5, 7, 24",
+    ),
+    "positions": (
+        "nn.Sequential(nn.Conv2d(6, 8, 1), nn.BatchNorm1d(8))",
+        "self.c[1](self.c[0](x).flatten(2)).tanh() + 1",
+        "3, 6, 5, 7",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VIEWED)
+def test_norm_behind_a_view_of_a_layer_is_folded(make, name):
+    layer, body, shape = VIEWED[name]
+    made = make(LAYER_TASK.format(layer=layer, body=body, shape=shape), "Model")
+    assert_agrees(made)
+    assert any("batch_norm" in name for name in made.candidate.folded)
+
+
+def test_norm_behind_a_view_that_moves_channels_stays(generate):
+    layer = "nn.Sequential(nn.Linear(24, 40), nn.BatchNorm1d(20))"
+    body = "self.c[1](self.c[0](x).view(10, 20, 7)).softmax(-1)"
+    made = generate(LAYER_TASK.format(layer=layer, body=body, shape="5, 7, 24"))
+    assert not made.folded
