@@ -35,7 +35,9 @@ class Guards:
         padded = -(-size // 16) * 16
         buffer = torch.full((2 * BAND + padded,), PATTERN, dtype=torch.uint8)
         self._buffers.append((buffer, size))
-        return buffer[BAND : BAND + size].view(dtype).as_strided(shape, strides)
+        # A candidate takes slices of new memory by `as_strided`, from the first byte of a storage.
+        inside = torch.from_numpy(buffer.numpy()[BAND:])
+        return inside.view(dtype).as_strided(shape, strides)
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a copy between bands, with the same strides; an empty tensor, or one whose

@@ -16,6 +16,12 @@ def test_new_tensors_are_nan_and_have_their_shape():
     assert all(bool(t.isnan().all()) for t in (x, y, z))
 
 
+def test_slice_of_new_memory_by_an_offset_is_inside_of_the_tensor():
+    with Guards().new_tensors():
+        x = torch.empty(2, 6).copy_(torch.arange(12.0).view(2, 6))
+    assert torch.equal(x.as_strided((2, 3), (6, 1), 3), x[:, 3:])
+
+
 def test_write_behind_a_tensor_is_found():
     guards = Guards()
     x = guards.copy(torch.randn(7))
