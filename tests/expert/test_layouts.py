@@ -218,3 +218,32 @@ def test_layer_norm_over_channels_reads_adjacent_elements(make):
 def test_order_of_dimensions(shape, strides, order):
     assert order_of(shape, strides) == order
     assert order is None or inverse(inverse(order)) == order
+
+
+RETURNED = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(128, 512), nn.Linear(512, 128)
+        self.half()
+    def forward(self, x):
+        y = x.permute(0, 2, 3, 1)
+        y = y + F.layer_norm(y, (128,))
+        return (y + self.b(F.gelu(self.a(F.layer_norm(y, (128,)))))).permute(0, 3, 1, 2)
+def get_inputs(): return [torch.randn(1, 128, 14, 14, dtype=torch.float16)]
+def get_init_inputs(): return []
+"""
+
+
+def test_view_of_a_product_has_the_strides_of_the_reference(generate, monkeypatch):
+    """torch adds the product to a permuted value, so that its result is contiguous after the
+    permutation back."""
+    for name in ("LEAST_OPERATIONS", "LEAST_OCCUPIED"):
+        monkeypatch.setattr(f"cuagent.expert.products.qualify.{name}", 0)
+    text = generate(RETURNED).files["model_new.py"]
+    assert "linear_add_kernel" in text
+    (last,) = (line for line in text.splitlines() if "torch.permute(add" in line)
+    assert ".contiguous()" in last

@@ -48,6 +48,9 @@ NEW_MEMORY = ("F.linear(", "torch.matmul(", "torch.mm(", "torch.bmm(", "torch.ad
 """Start of the text of calls whose results are always contiguous."""
 ELEMENTWISE = re.compile(r"(F\.(gelu|relu|silu|softplus)|torch\.(sigmoid|tanh|exp))\(\{0\}[^{]*\)$")
 """Matches the text of an elementwise call of torch, whose result has the layout of its argument."""
+VIEW_CALLS = ("torch.permute(", "torch.transpose(")
+"""Starts of the texts of views that stay calls of torch. The trace has their strides only if their
+argument has the layout of the trace."""
 COPIES = ("clone", "contiguous")
 """Starts of the names of captured operators that only copy."""
 FOLLOWING = (Kind.SCAN, Kind.POOL, Kind.RESAMPLE)
@@ -256,10 +259,11 @@ class _Layouts(Placed):
         return replace(node, op=f"{node.op}.contiguous()")
 
     def _follows(self, node: Node) -> bool:
-        """Return True if torch may compute a result in the order of a permuted argument, though the
-        trace says that it is contiguous."""
+        """Return True if torch may compute a result in the order of an argument, though the trace
+        says that it is contiguous."""
         own = node.kind is not Kind.LIBRARY or node.op.startswith((OWN, *NEW_MEMORY))
         moved = any(a in self.moved or self.known[a][1] for a in node.inputs)
+        moved |= node.kind is Kind.LIBRARY and node.op.startswith(VIEW_CALLS)
         return moved and not own and (node.contiguous or not node.dtype)
 
     def _pointwise(self, node: Node) -> tuple[str, Order]:
