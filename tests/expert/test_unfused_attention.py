@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from shares import slow_after
 
+from cuagent.expert.attention.rewrite import with_attention
 from cuagent.expert.attention.unfused import with_expanded
 from cuagent.expert.capture.editing import called
 from cuagent.expert.capture.subject import Subject, Target, open_subject
@@ -72,3 +73,25 @@ def test_candidate_multiplies_large_heads_by_its_own_kernels(tmp_path: Path, cal
     assert (
         "F.scaled_dot_product_attention(" not in candidate.files["model_new.py"].split("class")[2]
     )
+
+
+CHANNELS = "torch.softmax(q.mT @ k * 0.2, -1) @ v.mT"
+COPIED = "torch.softmax(q.mT.contiguous() @ k.mT.contiguous().mT * 0.2, -1) @ v.mT.contiguous()"
+
+
+@pytest.mark.parametrize(
+    ("call", "size", "target", "fused"),
+    [
+        (CHANNELS, 32, HOPPER, False),
+        (CHANNELS, 32, Target("cpu"), True),
+        (CHANNELS, 2048, HOPPER, True),
+        (COPIED, 32, HOPPER, True),
+    ],
+)
+def test_attention_over_channels_stays_products(
+    tmp_path: Path, call: str, size: int, target: Target, fused: bool
+) -> None:
+    """Queries are channels, columns are places that are not adjacent in memory."""
+    captured = subject(tmp_path, call, size, "bfloat16").captured
+    _, names = with_attention(captured, target)
+    assert bool(names) is fused

@@ -30,7 +30,7 @@ from cuagent.expert.attention.products import Operand, batched_product
 from cuagent.expert.attention.repeats import RANK, grouped
 from cuagent.expert.attention.replacement import Match, placed, replace_match
 from cuagent.expert.attention.scores import Scores, copied, read_scores
-from cuagent.expert.attention.unfused import ATTENTION, are_products_faster
+from cuagent.expert.attention.unfused import ATTENTION, are_products_faster, is_over_channels
 from cuagent.expert.capture.editing import Edit, called, calls_any
 from cuagent.expert.capture.export import Captured
 from cuagent.expert.capture.subject import Target
@@ -105,6 +105,8 @@ def _replaced(edit: Edit, match: Match, target: Target, own: Own) -> bool:
     shape = product.left.shape
     keys, width = match.values.shape[-2:]
     if own is not Own.NEVER and are_products_faster(target, dtype, shape, keys, width):
+        return False
+    if is_over_channels(target, (product.left, product.right, match.values)):
         return False
     simple = match.scores.simple and shape[-1] == match.values.shape[-1]
     if own is not Own.NEVER and not has_kernel(target, dtype, shape[-1], match.values.shape[-1]):

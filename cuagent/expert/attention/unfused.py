@@ -1,4 +1,5 @@
-"""Compute attention of large heads in float32 by two products and a softmax.
+"""Compute some attention by two products and a softmax: of large heads in float32, and over
+channels.
 
 The library's fused attention keeps the result of a block in registers. For heads of 1,024 columns
 it uses global memory and took 24 ms for 1.1 TFLOP on an H200, the rate of float32 arithmetic.
@@ -9,9 +10,11 @@ though the scores are written and read.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from cuagent.expert.attention.kernel import has_kernel
+from cuagent.expert.attention.products import Operand
 from cuagent.expert.capture.editing import Edit, called, calls_any
 from cuagent.expert.capture.export import Captured
 from cuagent.expert.capture.subject import Target
@@ -37,6 +40,28 @@ def are_products_faster(
         return False  # the scores would take more memory than the operands
     scored = splits(rows, keys, depth, target, count)
     return scored and splits(rows, width, keys, target, count)
+
+
+LEAST_RATIO = 4
+"""Least ratio of the elements of queries, keys and values to those of the scores for which two
+products replace an attention whose operands the library's fused kernels cannot read."""
+
+
+def is_over_channels(target: Target, operands: Sequence[Operand]) -> bool:
+    """Return True for an attention among a few channels, each with many places, whose columns are
+    not adjacent in memory (XCiT, EdgeNeXt, Restormer).
+
+    The library's fused kernels refuse such columns. Its other path computes half precision in
+    float32. Products read the operands as they are, and the scores are small.
+    """
+    *_, rows, _ = operands[0].shape
+    keys = operands[1].shape[-2]
+    elements = sum(math.prod(operand.shape[-2:]) for operand in operands)
+    apart = any(
+        operand.shape[-1] > 1 and operand.node.meta["val"].stride()[operand.order[-1]] != 1
+        for operand in operands
+    )
+    return target.device == "cuda" and apart and elements >= LEAST_RATIO * rows * keys
 
 
 ATTENTION = "scaled_dot_product_attention"
