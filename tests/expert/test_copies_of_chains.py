@@ -59,6 +59,26 @@ def test_result_without_whole_places_in_a_tile_is_copied(tmp_path, sizes):
     assert made(tmp_path, **sizes).files == apart.files
 
 
+SIBLINGS = """
+import torch
+from torch import nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = (nn.Conv2d(40, 48, 3, padding=1) for _ in range(2))
+    def forward(self, x):
+        return (self.a(x).sigmoid() * self.b(x)).tanh()
+def get_inputs(): return [torch.randn(2, 40, 9, 7)]
+def get_init_inputs(): return []
+"""
+
+
+def test_convolutions_of_one_input_share_its_copy(tmp_path):
+    (tmp_path / "task.py").write_text(SIBLINGS)
+    subject = replace(open_subject(load_task(f"{tmp_path / 'task.py'}:Model")), target=HOPPER)
+    assert make_candidate(subject, Options()).launches == 3
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.parametrize(

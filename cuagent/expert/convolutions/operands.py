@@ -48,10 +48,11 @@ def copy_operands(graph: Graph, target: Target, keep: frozenset[str], every: boo
     operands.
 
     The convolution is marked for a generated kernel ("own" in its `op`). Weights that the tensor
-    cores read in TF32 are rounded once, in their copy. With `every`, convolutions with long sums
-    qualify too.
+    cores read in TF32 are rounded once, in their copy. Convolutions of one input share its copy.
+    With `every`, convolutions with long sums qualify too.
     """
     nodes: list[Node] = []
+    known: dict[Node, str] = {}
     for node in graph.nodes:
         if node.origin in keep or not qualifies(graph, node, target, every):
             nodes.append(node)
@@ -88,8 +89,13 @@ def copy_operands(graph: Graph, target: Target, keep: frozenset[str], every: boo
             copies.append((names[1], ROUNDED, weight, weight.shape))
         for name, text, source, shape, *types in copies:
             args = (source.name, extra[2]) if "{1}" in text else (source.name,)
-            copy = Node(name, Kind.LIBRARY, text, args, shape, (*types, source.dtype)[0])
-            nodes.append(replace(copy, origin=node.origin, spec=captured))
+            copy = Node("", Kind.LIBRARY, text, args, shape, (*types, source.dtype)[0])
+            copy = replace(copy, spec=captured)
+            if source is x and copy in known:
+                names[0] = known[copy]  # Another convolution reads an equal copy.
+                continue
+            known[copy] = name
+            nodes.append(replace(copy, name=name, origin=node.origin))
         nodes.append(replace(node, op=f"own {node.op}", args=(*names, *node.args[2:], *extra)))
     return replace(graph, nodes=tuple(nodes))
 
