@@ -176,3 +176,42 @@ def test_grouped_convolutions_of_a_network_are_channels_last(tmp_path):
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 def test_network_of_grouped_convolutions_agrees_with_fp64(tmp_path, interpreted):
     interpreted(grouped(tmp_path))
+
+
+NORMS = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.ModuleList([nn.Conv2d(32, 32, 3, padding=1) for _ in range(5)])
+        self.n = nn.ModuleList([nn.GroupNorm(8, 32) for _ in range(4)])
+        self.half()
+    def forward(self, x):
+        x = self.a[0](x)
+        for a, n in zip(self.a[1:], self.n):
+            x = x + a(F.silu(n(x)))
+        return x
+def get_inputs(): return [torch.randn(2, 32, 16, 20, dtype=torch.float16)]
+def get_init_inputs(): return []
+"""
+
+
+def norms(path):
+    (path / "task.py").write_text(NORMS)
+    subject = replace(open_subject(load_task(f"{path / 'task.py'}:Model")), target=HOPPER)
+    return make_candidate(subject, Options(convolutions="network"))
+
+
+def test_group_norm_of_channels_last_images_is_part_of_one_kernel(tmp_path):
+    candidate = norms(tmp_path)
+    forward = candidate.files["model_new.py"].split("class ModelNew")[1]
+    assert "aten.group_norm" not in forward
+    assert candidate.launches == 12, "two copies, five convolutions, a kernel behind each"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_network_of_group_norms_agrees_with_fp64(tmp_path, interpreted):
+    interpreted(norms(tmp_path))

@@ -116,9 +116,10 @@ def _grouped(
     shape = low.shape(x)
     if not fx.args[0].meta["val"].is_contiguous() and not low.layouts:
         return None
-    # With permuted dimensions, channels and positions of a group are not adjacent.
+    # With permuted dimensions, channels and positions of a group are not adjacent. Images may get
+    # such a layout later, in a network.
     group: tuple[int, ...] = (math.prod(shape[1:]) // groups,)
-    if low.layouts:
+    if low.layouts or len(shape) == 4:
         group = (shape[1] // groups, *shape[2:])
     rows = low.view(x, (shape[0], groups, *group), "groups")
     y = low.view(normalised(low, rows, list(range(-len(group), 0)), eps), shape, "ungrouped")
