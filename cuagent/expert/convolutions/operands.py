@@ -8,6 +8,7 @@ from typing import Any
 
 from cuagent.expert.capture.subject import Target
 from cuagent.expert.convolutions.convolution import settings_of
+from cuagent.expert.convolutions.padding import without_padding
 from cuagent.expert.convolutions.qualify import (
     FEW_CHANNELS,
     captured_channels,
@@ -45,7 +46,7 @@ PREPARATIONS |= {call.format(ROUNDED) for call in (WEIGHT, TRANSPOSED_WEIGHT)}
 
 def copy_operands(graph: Graph, target: Target, keep: frozenset[str], every: bool = False) -> Graph:
     """Return the graph in which each qualifying convolution reads channels-last copies of its
-    operands.
+    operands. A padding of the input with zeros becomes part of it.
 
     The convolution is marked for a generated kernel ("own" in its `op`). Weights that the tensor
     cores read in TF32 are rounded once, in their copy. Convolutions of one input share its copy.
@@ -57,6 +58,10 @@ def copy_operands(graph: Graph, target: Target, keep: frozenset[str], every: boo
         if node.origin in keep or not qualifies(graph, node, target, every):
             nodes.append(node)
             continue
+        inner = without_padding(graph, node)
+        whole = not is_pointwise(node, graph.node(str(node.args[1])))
+        if inner is not None and whole and qualifies(graph, inner, target, every):
+            node = inner
         x, weight = graph.node(str(node.args[0])), graph.node(str(node.args[1]))
         names = [x.name, weight.name]
         copies: list[tuple[Any, ...]] = []
@@ -97,7 +102,7 @@ def copy_operands(graph: Graph, target: Target, keep: frozenset[str], every: boo
             known[copy] = name
             nodes.append(replace(copy, name=name, origin=node.origin))
         nodes.append(replace(node, op=f"own {node.op}", args=(*names, *node.args[2:], *extra)))
-    return replace(graph, nodes=tuple(nodes))
+    return replace(graph, nodes=tuple(nodes)).live()
 
 
 def _transposed_weight(weight: Node, groups: int) -> tuple[str, tuple[int, ...]]:

@@ -24,6 +24,9 @@ from cuagent.expert.rules.joins import cost_of, in_window, joined, windowed, wit
 from cuagent.expert.rules.views import from_memory, layout, narrowed, strided, viewed
 from cuagent.expert.streaming.stages import EXPENSIVE
 
+LAYERS = ("F.linear(", "F.conv", "torch.matmul(", "torch.bmm(", "torch.mm(")
+"""Starts of the texts of convolutions and products."""
+
 
 @rule("flip")
 def flip(low: Lowering, fx: Any) -> str | None:
@@ -124,8 +127,10 @@ def pad(low: Lowering, fx: Any) -> str | None:
         return None
     if mode != "constant":
         return padded(low, x, list(pads), mode) if floating(fx) else None
-    # Other readers need an expensive value in memory anyway.
-    stored = len(fx.args[0].users) > 1 and cost_of(low, x) >= EXPENSIVE
+    # Other readers need an expensive value in memory anyway, and the kernel of a layer stores its
+    # result with the operations that follow.
+    layers, shared = _layers(low, x), len(fx.args[0].users) > 1
+    stored = layers > 1 or (shared and (layers > 0 or cost_of(low, x) >= EXPENSIVE))
     shape = shape_of(fx)
     if min(pads) < 0:
         x = _cropped(low, x, pads, from_memory if stored else narrowed)
@@ -143,6 +148,18 @@ def pad(low: Lowering, fx: Any) -> str | None:
         dtype = "float32" if floating(fx) else "bool"
         value = low.pointwise("where", inside, value, outside, hint=hint, dtype=dtype)
     return value
+
+
+def _layers(low: Lowering, name: str) -> int:
+    """Return the number of results of convolutions and products from which elementwise operations
+    compute a value."""
+    seen, left = {name}, [low.by_name[name]]
+    while left:
+        node = left.pop()
+        if node.kind is Kind.POINTWISE:
+            left += [low.by_name[arg] for arg in {*node.inputs} - seen]
+            seen |= {*node.inputs}
+    return sum(low.by_name[found].op.startswith(LAYERS) for found in seen)
 
 
 def _cropped(low: Lowering, x: str, pads: Sequence[int], cut_out: Callable[..., str]) -> str:
