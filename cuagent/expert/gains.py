@@ -24,6 +24,9 @@ STEPWISE = (
     "poisson_nll_loss", "kl_div", "l1_loss", "margin_ranking_loss", "hinge_embedding_loss",
 )  # fmt: skip
 """Operators that torch computes by one kernel for each elementwise operation."""
+WRITTEN_TWICE = ("slice_scatter", "select_scatter", "constant_pad", "pad")
+"""Operators for which torch fills or copies the whole result on a GPU, and then writes a part of it
+again."""
 SMALL = 1 << 15
 """Largest number of elements of an operation for which the time of the call matters on a CPU.
 
@@ -77,6 +80,7 @@ def may_gain(group: Group, steps: Steps, graph: Graph, device: str) -> bool:
     several |= any(reads_half(graph, n) and n.op != "cast" for n in work)
     several |= any(_computes_most(n, graph) for n in work)
     several |= len(work) > 1 and any(o.startswith(STEPWISE) for o in origins)
+    several |= device == "cuda" and any(o.startswith(WRITTEN_TWICE) for o in origins)
     several |= stacked or len(origins) > 1 or len(work) > 3 or group.family != "streaming"
     if device == "cpu" and group.size <= SMALL:
         reduction |= any(o.startswith(("cat", "stack")) for o in origins)

@@ -41,6 +41,9 @@ FORWARDS = {
         "F.pad(((torch.arange(12) == y[:, None]) + x)[None], (2, 3), 'reflect')"
     ),
     "slices that are replaced": "(x * 2).slice_scatter(w[:, 3:9].exp(), 1, 3, 9) * x",
+    "a slice that is replaced": "(x * 2).select_scatter(w[:, 3].exp(), 1, -4) * x",
+    "assigned slices": "(lambda z: (z[:, 2:5].copy_(w[:, 3:6] * 2), z[7].copy_(w[3]), z * x))"
+    "(x.exp())[-1]",
     "slices in zeros": "torch.zeros_like(x).slice_scatter(w[:7] * 3 + 1, 0, -33, -26) + 1",
     "places of rows": "(z < torch.arange(40)[:, None]).float() * x",
 }  # fmt: skip
@@ -64,6 +67,7 @@ LEFT = (
     "scatter",
     "scatter_add",
     "slice_scatter",
+    "select_scatter",
     "scatter_reduce",
     "index_put",
     "zeros",
@@ -94,7 +98,7 @@ def test_write_agrees_with_reference(make, name):
     made = make(forward_text(FORWARDS[name]), "Model")
     assert_agrees(made)
     text = made.candidate.files["model_new.py"].split("def _fits")[1]
-    assert not [word for word in LEFT if f"aten.{word}." in text]
+    assert not [word for word in (*LEFT, "copy") if f"aten.{word}." in text]
 
 
 @pytest.mark.slow

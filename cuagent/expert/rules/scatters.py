@@ -24,6 +24,7 @@ from cuagent.expert.graph.lowering import (
     value_of,
 )
 from cuagent.expert.rules.joins import windowed, within
+from cuagent.expert.rules.views import viewed
 from cuagent.expert.rules.writes import written, written_by_row
 
 REDUCTIONS = {"sum": "sum", "amax": "amax", "amin": "amin"}
@@ -33,6 +34,9 @@ FILLS = {"zeros": 0.0, "zeros_like": 0.0, "new_zeros": 0.0} | {
 VALUES = {"full": 1, "full_like": 1, "new_full": 2}
 """Position of the fill value in the arguments of operators that create a filled tensor."""
 COPIES = ("clone", "expand", "view", "reshape", "unsqueeze", "_to_copy", "alias", "detach")
+
+ASSIGNED = ("slice_scatter", "select_scatter")
+"""Operators that put a slice back into the value that it was taken from."""
 
 
 @rule("index_add")
@@ -100,6 +104,33 @@ def slice_scatter(low: Lowering, fx: Any) -> str | None:
     moved = windowed(low, str(source), dim, first, shape[dim])
     chosen = within(low, dim, first, last, shape)
     return low.pointwise("where", chosen, moved, base, hint="", dtype=dtype_of(fx))  # type: ignore[arg-type]
+
+
+@rule("select_scatter")
+def select_scatter(low: Lowering, fx: Any) -> str | None:
+    """Lower the replacement of one slice, `x[:, k] = y`, to a choice by index."""
+    shape, dim = shape_of(fx), fx.args[2] % max(len(shape_of(fx)), 1)
+    base, source = filled(low, fx.args[0]), operand(low, fx.args[1])
+    if not isinstance(source, str) or base is None or not floating(fx):
+        return None
+    place = fx.args[3] % shape[dim]
+    raised = viewed(low, source, (*shape[:dim], 1, *shape[dim + 1 :]))
+    if raised is None:
+        return None
+    chosen = within(low, dim, place, place + 1, shape)
+    return low.pointwise("where", chosen, raised, base, hint="", dtype=dtype_of(fx))
+
+
+@rule("copy")
+def copy(low: Lowering, fx: Any) -> str | None:
+    """Lower the copy of a value into a slice of another one to the value itself, in the shape and
+    dtype of the slice."""
+    x = operand(low, fx.args[1])
+    known = floating(fx) and dtype_of(fx.args[1]) in FLOATS
+    known = known and all(operator_name(user) in ASSIGNED for user in fx.users)
+    if not isinstance(x, str) or not known or low.shape(x) != shape_of(fx):
+        return None
+    return low.pointwise("cast", x, hint="", dtype=dtype_of(fx))
 
 
 def _scatter(
