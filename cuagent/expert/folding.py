@@ -50,6 +50,8 @@ def fold_affine(graph: Graph) -> Graph | None:
             continue
         if user.shape != seen.shape or user.args.count(seen.name) != 1:
             continue
+        if not _returns_to(layer.dtype, graph, users, user):
+            continue
         first = user.args[0] == seen.name
         other = user.args[1 if first else 0]
         if not first and user.op in ("div", "sub"):
@@ -78,6 +80,22 @@ def _reader(graph: Graph, users: dict[str, list[Node]], layer: Node) -> tuple[No
     last = axis == len(layer.shape) - 1
     kept = user.shape[-1:] == (count,) if last else user.shape[:2] == layer.shape[:2]
     return (user, users[user.name][0]) if kept else (None, user)
+
+
+def _returns_to(dtype: str, graph: Graph, users: dict[str, list[Node]], node: Node) -> bool:
+    """Return True if a value, or a later one that it alone leads to, has the given dtype.
+
+    A half-precision layer times a float32 parameter has a float32 result, which a folded layer
+    would not have. A batch norm's operations are in float32 up to its own result.
+    """
+    while node.dtype != dtype:
+        readers = users[node.name]
+        if node.name in graph.outputs or len(readers) != 1:
+            return False
+        (node,) = readers
+        if node.kind not in (Kind.POINTWISE, Kind.VIEW):
+            return False
+    return True
 
 
 def _channels(layer: Node) -> tuple[int, int]:

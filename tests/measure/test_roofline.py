@@ -242,6 +242,20 @@ def test_a_recurrent_module_is_counted_without_running_its_steps(
         assert getattr(work, name) == getattr(real, name), name
 
 
+def test_a_packed_sequence_is_counted_by_its_run(tmp_path: Path) -> None:
+    """torch's function for it has as many arguments as the one for a padded sequence."""
+    init = "self.rnn = nn.GRU(8, 4)"
+    sizes = "torch.tensor([3, 3, 2, 1])"
+    forward = (
+        f"x: torch._VF.gru(x, {sizes}, x.new_zeros(1, 3, 4), self.rnn._flat_weights,"
+        " True, 1, 0.0, False, False)[0]"
+    )
+    counted = reference(tmp_path, forward, init, "f32[9,8]", "match")
+    work = count_work(counted)
+    assert work.matrix_flops == 2 * 3 * 4 * (8 + 4) * 9
+    assert work.bytes_out == 9 * 4 * 4
+
+
 def test_unread_data_is_neither_traffic_nor_arithmetic(
     tmp_path: Path,
 ) -> None:

@@ -259,7 +259,9 @@ def volume_of(graph: Graph, name: str, shape: tuple[int, ...]) -> Volume:
     padded = (0,) * (len(shape) - len(node.shape)) + tuple(
         stride if extent > 1 else 0 for stride, extent in zip(strides, node.shape, strict=True)
     )
-    steps, place = contiguous_strides(shape[2:]), padded[-1]
+    steps = contiguous_strides(shape[2:])
+    moving = [s for s, extent in zip(padded[2:], shape[2:], strict=True) if extent > 1]
+    place = moving[-1] if moving else 0
     pairs = zip(padded[2:], steps, shape[2:], strict=True)
     if any(stride != place * step for stride, step, extent in pairs if extent > 1):
         raise NestError(f"{name} has no single stride from place to place")

@@ -41,7 +41,7 @@ def linear(low: Lowering, fx: Any) -> str | None:
 @rule("conv1d", "conv2d", "conv3d")
 def convolution(low: Lowering, fx: Any) -> str | None:
     x, weight, bias = (operand(low, argument(fx, k, "")) for k in range(3))
-    if not isinstance(x, str) or not isinstance(weight, str) or not floating(fx):
+    if not isinstance(x, str) or not isinstance(weight, str) or not _of_batch(low, fx, weight):
         return None
     name = str(fx.target).split(".")[1]
     words = "".join(
@@ -55,7 +55,7 @@ def convolution(low: Lowering, fx: Any) -> str | None:
 @rule("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 def transposed_convolution(low: Lowering, fx: Any) -> str | None:
     x, weight, bias = (operand(low, argument(fx, k, "")) for k in range(3))
-    if not isinstance(x, str) or not isinstance(weight, str) or not floating(fx):
+    if not isinstance(x, str) or not isinstance(weight, str) or not _of_batch(low, fx, weight):
         return None
     name = str(fx.target).split(".")[1]
     keys = ("stride", "padding", "output_padding", "groups", "dilation")
@@ -63,6 +63,12 @@ def transposed_convolution(low: Lowering, fx: Any) -> str | None:
         f", {key}={fx.args[3 + k]!r}" for k, key in enumerate(keys[: max(len(fx.args) - 3, 0)])
     )
     return contraction(low, fx, f"F.{name}({{0}}, {{1}}{words})", x, weight, bias)
+
+
+def _of_batch(low: Lowering, fx: Any, weight: str) -> bool:
+    """Return True for a floating-point convolution of a batch. One of a single sample, without the
+    first dimension, stays a call that no rewrite matches."""
+    return floating(fx) and len(shape_of(fx)) == len(low.shape(weight))
 
 
 def contraction(

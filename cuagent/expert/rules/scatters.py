@@ -94,6 +94,8 @@ def index_put(low: Lowering, fx: Any) -> str | None:
 def slice_scatter(low: Lowering, fx: Any) -> str | None:
     """Lower the replacement of adjacent slices, such as in the gradient of a slice, to a choice by
     index."""
+    if not fx.meta["val"].is_contiguous():  # the choice is stored in the order of its dimensions
+        return None
     shape, (start, end) = shape_of(fx), (argument(fx, k, n) for k, n in ((3, "start"), (4, "end")))
     base, source = filled(low, fx.args[0]), operand(low, fx.args[1])
     dim = argument(fx, 2, "dim", 0) % max(len(shape), 1)
@@ -111,7 +113,8 @@ def select_scatter(low: Lowering, fx: Any) -> str | None:
     """Lower the replacement of one slice, `x[:, k] = y`, to a choice by index."""
     shape, dim = shape_of(fx), fx.args[2] % max(len(shape_of(fx)), 1)
     base, source = filled(low, fx.args[0]), operand(low, fx.args[1])
-    if not isinstance(source, str) or base is None or not floating(fx):
+    known = isinstance(source, str) and base is not None and floating(fx)
+    if not known or not fx.meta["val"].is_contiguous():
         return None
     place = fx.args[3] % shape[dim]
     raised = viewed(low, source, (*shape[:dim], 1, *shape[dim + 1 :]))

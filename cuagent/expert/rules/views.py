@@ -97,6 +97,8 @@ def _widened(low: Lowering, x: str) -> str | None:
     node = low.by_name[x]
     if node.kind is not Kind.POINTWISE or node.op != "cast" or node.dtype != "float32":
         return None
+    if not node.inputs:  # a number
+        return None
     (source,) = node.inputs
     stored = low.by_name[source].kind is not Kind.POINTWISE
     half = low.by_name[source].dtype in ("bfloat16", "float16")

@@ -179,6 +179,7 @@ def _recurrent_layers(counter: Any) -> Any:
         ) -> Any:
             name = getattr(func, "__name__", "")
             whole = name in RECURRENT_FUNCTIONS and len(args) == len(_RECURRENT_ARGUMENTS)
+            whole = whole and isinstance(args[3], bool)  # a packed sequence has its weights there
             if not (whole and isinstance(args[0], FakeTensor)):
                 return func(*args, **(kwargs or {}))
             call = dict(zip(_RECURRENT_ARGUMENTS, args, strict=True))
