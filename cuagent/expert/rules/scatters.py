@@ -113,8 +113,9 @@ def select_scatter(low: Lowering, fx: Any) -> str | None:
     """Lower the replacement of one slice, `x[:, k] = y`, to a choice by index."""
     shape, dim = shape_of(fx), fx.args[2] % max(len(shape_of(fx)), 1)
     base, source = filled(low, fx.args[0]), operand(low, fx.args[1])
-    known = isinstance(source, str) and base is not None and floating(fx)
-    if not known or not fx.meta["val"].is_contiguous():
+    if not isinstance(source, str) or base is None or not floating(fx):
+        return None
+    if not fx.meta["val"].is_contiguous():
         return None
     place = fx.args[3] % shape[dim]
     raised = viewed(low, source, (*shape[:dim], 1, *shape[dim + 1 :]))
