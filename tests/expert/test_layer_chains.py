@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 from agreement import assert_agrees  # type: ignore[import-not-found]
@@ -109,6 +110,7 @@ def test_the_first_candidate_of_a_small_module_is_a_chain(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("body", list(BODIES))
 def test_results_agree(generate, interpreted, body, dtype):

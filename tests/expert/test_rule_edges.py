@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 from agreement import assert_agrees  # type: ignore[import-not-found]
 
@@ -31,6 +33,7 @@ def module(body: str, inputs: str, init: str = "pass", more: str = "") -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.parametrize("body", ASSIGNED)
 def test_assignment_through_a_permuted_view_has_the_strides_of_eager(generate, interpreted, body):
     text = module(body, "torch.randn(4, 8, 6), torch.randn(4, 2, 8)", more=", y")
