@@ -37,7 +37,8 @@ class Options:
     small_products: bool = False
     """CUDA: true to compute small products by generated kernels too, with the operations after
     them: half-precision products of few rows, such as those of single tokens, large batches of
-    small products, and narrow linear layers that follow each other, all in one kernel."""
+    small products, others of few multiplications, and narrow linear layers that follow each other,
+    all in one kernel."""
     exact_convolutions: bool = False
     """CUDA: true to compute float32 convolutions with float32 precision even where TF32 is
     admitted."""

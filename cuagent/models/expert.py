@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -76,9 +77,11 @@ class ExpertModel:
 
     def preload(self) -> None:
         """Import what `prepare` needs, three seconds of torch's code. Another thread may call it
-        while processes open, because it uses no device and runs no code of the task."""
-        for name in PRELOADED:
-            import_module(name)
+        while processes open, because it uses no device and runs no code of the task. A failure is
+        left to `prepare`."""
+        with suppress(ImportError):
+            for name in PRELOADED:
+                import_module(name)
 
     def prepare(self) -> None:
         """Capture the module's graph and plan the first candidate now, which takes seconds, so that

@@ -12,19 +12,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cuagent.expert.capture.subject import Target
-from cuagent.expert.graph.graph import ITEM_BYTES, Graph, Kind, Node
+from cuagent.expert.graph.graph import Graph, Kind, Node
 from cuagent.expert.products.match import product_of
 from cuagent.expert.products.product import Product
-from cuagent.expert.products.qualify import qualifies
-from cuagent.expert.products.tiles import LEAST_SHARED, SHARED
+from cuagent.expert.products.qualify import LEAST_ROWS, qualifies
 from cuagent.expert.streaming.group import Step
 
 MOST_WIDTH = 128
-"""Largest number of outputs of a layer: a block has all of them, in float32 registers."""
+"""Largest number of outputs of a layer: a block has all of them, in float32 registers. The tiles of
+a layer then take at most 128 KiB of shared memory in float32, whose kernels need a GPU with 163,
+and 64 KiB in half precision."""
 MOST_DEPTH = 4096
 """Largest number of inputs of the first layer, which each block reads in a loop."""
-LEAST_ROWS = 16
-"""Least number of rows: one tile of the tensor cores."""
 LEAST_WIDTH = 16
 """Least width of a tile of the tensor cores; narrower layers are padded with zeros."""
 
@@ -84,10 +83,9 @@ def with_layer_chains(
         chain = [links[name]]
         while (after := _next(chain[-1], links, graph)) is not None:
             chain.append(links[after])
-        for part in _fitting([link.product for link in chain], target):
-            of_part = [link for link in chain if link.product in part]
-            taken = {id(step) for link in of_part for step in link.steps}
-            chains.append((LayerChain(tuple(part)), taken))
+        if len(chain) > 1:
+            taken = {id(step) for link in chain for step in link.steps}
+            chains.append((LayerChain(tuple(link.product for link in chain)), taken))
     return _placed(steps, chains)
 
 
@@ -162,21 +160,6 @@ def _next(link: _Link, links: dict[str, _Link], graph: Graph) -> str | None:
     alone = [arg for arg in after.node.args if arg == output] == [after.node.args[0]]
     same = after.rows == product.rows and after.depth == product.columns
     return name if rows and alone and same and after.node.dtype == product.node.dtype else None
-
-
-def _fitting(chain: list[Product], target: Target) -> list[list[Product]]:
-    """Divide a chain where the tiles of the next layer do not fit into shared memory; return the
-    parts of two layers or more."""
-    most = SHARED.get(target.capability, LEAST_SHARED) << 10
-    parts: list[list[Product]] = [[]]
-    for product in chain:
-        width, item = padded(product.columns), ITEM_BYTES[product.node.dtype]
-        tiles = (LEAST_ROWS * 2 + width) * padded(min(product.depth, MOST_WIDTH)) * item
-        if tiles > most:
-            parts.append([])
-            continue
-        parts[-1].append(product)
-    return [part for part in parts if len(part) > 1]
 
 
 def _placed(

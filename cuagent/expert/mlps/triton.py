@@ -11,9 +11,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cuagent.expert.mlps.chain import LEAST_ROWS, LayerChain, padded
+from cuagent.expert.mlps.chain import LayerChain, padded
 from cuagent.expert.products.epilogue import epilogue, pointer, times, variable
 from cuagent.expert.products.product import Product
+from cuagent.expert.products.qualify import LEAST_ROWS
 from cuagent.expert.products.triton import (
     ELEMENTS,
     address_of,

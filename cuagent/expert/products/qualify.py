@@ -43,8 +43,8 @@ multiprocessors than `LEAST_OCCUPIED`: cuBLAS then gains by splitting K.
 On an H200 a generated kernel that splits K took 0.50 ms for 256 x 256 x 131072, cuBLAS 0.34.
 """
 LEAST_ROWS = 16
-"""Least number of rows of a product of fewer multiplications that a kernel computes if it is tried:
-one tile of the tensor cores."""
+"""Least number of rows of a product of fewer multiplications for which a kernel is tried: one tile
+of the tensor cores."""
 MOST_SMALL, LEAST_BATCH = 32, 4096
 """Largest number of rows and columns of a small product, and least number of such products in a
 batch."""

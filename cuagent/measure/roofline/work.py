@@ -36,6 +36,11 @@ position of the sequence."""
 RECURRENT_FUNCTIONS = ("gru", "lstm", "rnn_tanh", "rnn_relu")
 """Functions of torch that compute all layers of a recurrent module. On fake tensors they run each
 step of each layer: a GRU of six layers and 512 steps has 58,000 operators and took 71 s."""
+RECURRENT_ARGUMENTS = (
+    *("input", "state", "parameters", "has_biases", "layers", "dropout", "train"),
+    *("bidirectional", "batch_first"),
+)
+"""Names of the arguments of these functions for a padded sequence, by position."""
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 UNCOUNTED = ("linalg_", "_linalg_", "_fft_", "_cdist", "miopen_rnn", "_int_mm", "_weight_int")
 """Prefixes of operators whose operations are not counted."""
@@ -178,11 +183,11 @@ def _recurrent_layers(counter: Any) -> Any:
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             name = getattr(func, "__name__", "")
-            whole = name in RECURRENT_FUNCTIONS and len(args) == len(_RECURRENT_ARGUMENTS)
+            whole = name in RECURRENT_FUNCTIONS and len(args) == len(RECURRENT_ARGUMENTS)
             whole = whole and isinstance(args[3], bool)  # a packed sequence has its weights there
             if not (whole and isinstance(args[0], FakeTensor)):
                 return func(*args, **(kwargs or {}))
-            call = dict(zip(_RECURRENT_ARGUMENTS, args, strict=True))
+            call = dict(zip(RECURRENT_ARGUMENTS, args, strict=True))
             outs = _recurrent_outputs(name, call)
             ins = tensors_in(args)
             counter.traffic.storages_in_use += outs
@@ -194,12 +199,6 @@ def _recurrent_layers(counter: Any) -> Any:
             return tuple(outs)
 
     return RecurrentLayers()
-
-
-_RECURRENT_ARGUMENTS = (
-    *("input", "state", "parameters", "has_biases", "layers", "dropout", "train"),
-    *("bidirectional", "batch_first"),
-)
 
 
 def _recurrent_outputs(name: str, call: dict[str, Any]) -> list[torch.Tensor]:
