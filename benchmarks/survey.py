@@ -299,8 +299,11 @@ def _candidates(
         "own attention": Options(own_attention=True),
         "own attention 2": Options(own_attention=True, tiles=1),
         "own attention 3": Options(own_attention=True, tiles=2),
+        "own small": Options(small_products=True),
     }  # fmt: skip
-    options |= {"own replay": Options(graph=True)} if replay else {}
+    if replay:
+        options["own replay"] = Options(graph=True)
+        options["own small replay"] = Options(graph=True, small_products=True)
     subject = _until_it_fits(lambda: open_subject(load_task(f"{path}:{entry}", device="cuda")))
     seen: list[dict[str, str]] = []
     attends = False
