@@ -73,7 +73,7 @@ class ExpertModel:
         self._memory: Memory | None = None
         self._subject: Subject | None = None
         self._problem = ""
-        self._proposals: dict[tuple[int, int, bool, bool], Proposal | None] = {}
+        self._proposals: dict[tuple[tuple[bool, ...], int, bool, bool], Proposal | None] = {}
 
     def preload(self) -> None:
         """Import what `prepare` needs, three seconds of torch's code. Another thread may call it
@@ -121,9 +121,10 @@ class ExpertModel:
 
     def _proposal(self, outcomes: Sequence[Outcome], bounds: Bounds) -> Proposal | None:
         # The planner is deterministic, and outcomes and profiles are only ever added, so their
-        # numbers identify the planner's input.
+        # numbers identify the planner's input; `submit` may refuse an outcome later.
         profiled = sum(o.own_share is not None for o in outcomes)
-        key = len(outcomes), profiled, bounds.in_tf32, bounds.is_exact
+        accepted = tuple(o.accepted for o in outcomes)
+        key = accepted, profiled, bounds.in_tf32, bounds.is_exact
         if key not in self._proposals:
             subject = self._open()
             if subject and self._memory is None:
@@ -153,8 +154,8 @@ class ExpertModel:
     def _next(self, progress: Progress, tool_names: set[str]) -> tuple[str, list[Call]]:
         if progress.bounds.rung_is_optimal and not progress.outcomes:
             return _give_up(progress, _optimal_text(progress.bounds))
-        explains = self.explains and "profile" in tool_names
-        if explains and not progress.profiled and not progress.outcomes:
+        may_profile = "profile" in tool_names and not progress.profiled and not progress.outcomes
+        if may_profile and (self.explains or self._choice_depends_on_reference(progress.bounds)):
             text = f"I profile {self._task.name} before I change anything."
             return text, [("profile", {"what": "reference"})]
         if self._open() is None:
@@ -169,7 +170,7 @@ class ExpertModel:
             text = f"{state} time it, and verify it unless attempt {best.attempt} is faster."
             return text, [("verify", {"only_if_faster": True})]
         proposal = self._proposal(progress.outcomes, progress.bounds)
-        if proposal is None or progress.refused:
+        if proposal is None or (progress.refused and best_of(progress.outcomes) is not None):
             return self._finish(progress)
         last = progress.outcomes[-1] if progress.outcomes else None
         if last and self._profiles(last, progress, tool_names):
@@ -183,6 +184,17 @@ class ExpertModel:
             return False
         shown = self.explains and not last.is_clear_gain
         return shown or self._choice_depends_on_profile(progress)
+
+    def _choice_depends_on_reference(self, bounds: Bounds) -> bool:
+        """Return True if the first candidate depends on which of the reference's kernels run in
+        TF32. The error of a network tells only that some do."""
+        if not bounds.in_tf32:
+            return False
+        texts = set()
+        for in_tf32 in (True, False):
+            made = self._proposal((), replace(bounds, in_tf32=in_tf32))
+            texts.add(None if made is None else tuple(sorted(made.candidate.files.items())))
+        return len(texts) > 1
 
     def _choice_depends_on_profile(self, progress: Progress) -> bool:
         """Return True if the choice of the next candidate depends on the share of the last one's
@@ -206,7 +218,7 @@ class ExpertModel:
     def _finish(self, progress: Progress) -> tuple[str, list[Call]]:
         if self._subject:
             remember(self._subject, self._tuning, progress.outcomes)
-        best = best_of([o for o in progress.outcomes if o.attempt not in progress.refused])
+        best = best_of(progress.outcomes)
         failure = f"I stop, because a tool failed ({progress.failure}). "
         prefix = failure if progress.failures else ""
         if best is None or best.attempt is None:

@@ -124,6 +124,34 @@ def test_resumed_run_equals_uninterrupted_run(task):
     assert converse(task, answers_with(verdicts), fresh=True) == uninterrupted
 
 
+def refusing(verdicts, refused):
+    """Answer as `answers_with`, but refuse the first `refused` submitted attempts."""
+
+    def answer(tool, count):
+        if tool == "submit" and count <= refused:
+            return {"ended": False, "reason": "wrong while timed"}
+        return answers_with(verdicts)(tool, count)
+
+    return answer
+
+
+def test_next_best_is_submitted_after_a_refused_submission(task):
+    acts = converse(task, refusing([accepted(1, 1.3), accepted(2, 1.2), accepted(3, 1.0)], 1))
+    submitted = [arguments["attempt"] for name, arguments in acts if name == "submit"]
+    assert submitted == [1, 2]
+
+
+def test_refused_submission_is_repaired_if_no_other_attempt_was_accepted(tmp_path):
+    path = tmp_path / "mlp.py"
+    path.write_text(task_text(Mlp))
+    task = load_task(f"{path}:Mlp", device="cpu")
+    acts = converse(task, refusing([accepted(1, 3.0), accepted(2, 2.0)], 1))
+    first = names(acts).index("submit")
+    assert names(acts)[:first].count("verify") == 1
+    assert "verify" in names(acts)[first:], "a repaired candidate follows"
+    assert acts[-1][1].get("attempt") == 2
+
+
 def test_submit_message_reports_no_gain(task):
     acts = converse(task, answers_with([accepted(n, 0.9) for n in range(1, 9)]))
     assert acts[-1][1]["message"].startswith("no gain")

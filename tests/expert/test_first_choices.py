@@ -10,9 +10,11 @@ from modules import LAYER_TASK  # type: ignore[import-not-found]
 from cuagent.expert.candidate import make_candidate
 from cuagent.expert.capture.subject import Subject, Target, open_subject
 from cuagent.expert.options import Options
+from cuagent.expert.search.choices import candidate_of
 from cuagent.expert.search.outcomes import Bounds, Outcome
 from cuagent.expert.search.planner import propose
 from cuagent.expert.search.progress import runs_in_tf32
+from cuagent.expert.search.repairs import shares_fault
 from cuagent.task import load_task
 from cuagent.timing import Ratio
 
@@ -59,6 +61,17 @@ def test_arithmetic_of_the_reference_is_read_from_its_kernels(names, expected):
     assert runs_in_tf32(None) is False
 
 
+def test_quick_layers_of_a_network_stay_in_float32():
+    """TF32 could gain little there, and a network's error does not show it."""
+    kernels = profile_of("sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x64", calls=50)
+    exact = profile_of("void implicit_convolve_sgemm<float, float, 1024>")["kernels"]
+    kernels["kernels"] += exact
+    exact[0]["seconds"] = 0.2
+    assert runs_in_tf32(kernels)
+    exact[0]["seconds"] = 0.1
+    assert not runs_in_tf32(kernels)
+
+
 @pytest.mark.parametrize(
     ("in_tf32", "others", "expected"), [(8, 8, True), (8, 9, False), (3, 1, False), (3, 0, True)]
 )
@@ -79,6 +92,20 @@ def test_refused_network_first_computes_few_channels_in_float32(tmp_path):
     second = propose(subject, refused, Bounds(in_tf32=True)).candidate.options
     assert not second.tf32_few_channels
     assert not second.exact_convolutions
+
+
+def test_fault_of_convolutions_is_shared_by_candidates_with_the_same_ones(tmp_path):
+    layers = "nn.Conv2d(3, 48, 7, 2), nn.Conv2d(48, 48, 3)"
+    subject = subject_of(tmp_path, f"nn.Sequential({layers})", "8, 3, 96, 96", "self.c(x)")
+    few = Options(tf32_few_channels=True)
+    refused, tiles, careful = (
+        candidate_of(subject, options) for options in (few, replace(few, tiles=1), Options())
+    )
+    assert shares_fault(tiles, refused, "wrong while timed")
+    assert not shares_fault(careful, refused, "wrong while timed")
+    assert not shares_fault(tiles, refused, "crashed")
+    chosen = propose(subject, [Outcome(refused, False, "wrong while timed", 1)]).candidate
+    assert chosen.options == replace(few, tf32_few_channels=False)
 
 
 def test_few_channels_run_in_tf32_where_the_reference_does(tmp_path):

@@ -124,8 +124,7 @@ def test_results_agree(generate, interpreted, body, dtype):
     ("inputs", "width", "outputs", "rows"),
     [(70, 33, 3, 1536), (64, 64, 64, 65536), (784, 128, 10, 999), (3, 128, 128, 4099)],
 )
-def test_results_agree_on_a_gpu(imported, dtype, inputs, width, outputs, rows):
+def test_results_agree_on_a_gpu(make, dtype, inputs, width, outputs, rows):
     for tiles in (0, 1, 2):
         text = mlp("a residual and a scale", dtype, inputs, width, outputs, rows)
-        made = imported(text, options=replace(CHAINED, tiles=tiles))
-        assert_agrees(made, device="cuda")
+        assert_agrees(make(text, "Model", replace(CHAINED, tiles=tiles), "cuda"), "cuda")

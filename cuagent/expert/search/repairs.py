@@ -24,9 +24,12 @@ def repairs(
     folded weights, if values were wrong; torch.compile and the CUDA graph; each kernel alone.
     """
     options = candidate.options
+    is_imprecise = _is_wrong_result(reason) or "while timed" in reason
+    if "while timed" in reason:
+        # The verdict before found no fault, so the precision is more likely at fault than a kernel.
+        yield from more_precise(candidate)
     if candidate.has_chains:
         yield replace(options, chains=False), "launch each kernel by itself, to find a faulty one"
-    is_imprecise = _is_wrong_result(reason) or "while timed" in reason
     if not broken_files and not is_imprecise:
         yield from _plainer(options)
     parts = list(zip(candidate.kernels, candidate.origins, strict=True))
@@ -44,14 +47,8 @@ def repairs(
         yield replace(options, recurrences=False), "leave recurrences to torch"
     if candidate.constants:
         yield replace(options, constants=False), "compute masks and tables in each call"
-    if is_imprecise and candidate.convolutions > 1 and options.tf32_few_channels:
-        yield (
-            replace(options, tf32_few_channels=False),
-            "compute convolutions of few channels as in float32",
-        )
-    if is_imprecise and candidate.convolutions:
-        # The library computes some convolutions in float32 although TF32 is admitted.
-        yield replace(options, exact_convolutions=True), "compute convolutions as in float32"
+    if is_imprecise:
+        yield from more_precise(candidate)
     if _is_wrong_result(reason) and options.fold and candidate.folded:
         yield replace(options, fold=False), "keep the weights unfolded, for more precision"
     yield from _plainer(options)
@@ -60,6 +57,31 @@ def repairs(
             replace(options, keep=options.keep | origins),
             f"leave out {name}, which may be wrong",
         )
+
+
+def more_precise(candidate: Candidate) -> Iterator[tuple[Options, str]]:
+    """Yield (options, reason) with more precise convolutions than those of `candidate`: the library
+    computes some in float32 although TF32 is admitted."""
+    options = candidate.options
+    if candidate.convolutions > 1 and options.tf32_few_channels:
+        yield (
+            replace(options, tf32_few_channels=False),
+            "compute convolutions of few channels as in float32",
+        )
+    if candidate.convolutions:
+        yield replace(options, exact_convolutions=True), "compute convolutions as in float32"
+
+
+def shares_fault(other: Candidate, refused: Candidate, reason: str) -> bool:
+    """Return True if `other` computes its convolutions as `refused` does, which was refused for a
+    `reason` that they explain."""
+    if "while timed" not in reason or next(more_precise(refused), None) is None:
+        return False
+    first, second = other.options, refused.options
+    return (first.tf32_few_channels, first.exact_convolutions) == (
+        second.tf32_few_channels,
+        second.exact_convolutions,
+    )
 
 
 def _is_in(name: str, candidate: Candidate, paths: Collection[str]) -> bool:
