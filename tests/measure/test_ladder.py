@@ -18,7 +18,6 @@ from cuagent.measure import ladder_cache
 from cuagent.measure.ladder import (
     admitted,
     first_rungs,
-    graphs_may_gain,
     join_rungs,
     measure_ladder,
     opens_quickly,
@@ -26,6 +25,7 @@ from cuagent.measure.ladder import (
     rungs_to_open,
     time_rungs,
 )
+from cuagent.measure.launches import graphs_may_gain
 from cuagent.measure.roofline.model import OperatorWork
 from cuagent.measure.rungs import Ladder, Rung, gain_of, with_earlier
 from cuagent.measure.timing.timer import Timer

@@ -10,7 +10,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,9 @@ from cuagent.measure.timing.timer import Timer, time_arms
 from cuagent.task import Device, Task, TaskError, load_task
 from cuagent.timing import Arm, Effort, Ratio, Standing, Timing
 from cuagent.verify import Referee
+from cuagent.verify.batch import Batch
 from cuagent.worker import ForkServer
+from cuagent.worker.session import Block
 
 pytestmark = pytest.mark.slow
 
@@ -173,6 +175,33 @@ def test_outputs_cached_by_content_gain_nothing(
     timer: Timer,
 ) -> None:
     assert timed(timer, BY_CONTENT).ratios["eager"].low < 1.2
+
+
+def test_each_block_follows_a_call_on_other_inputs_that_is_not_timed(
+    timer: Timer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU where the host's work may show; a cheat gains nothing from that call."""
+    made = list[tuple[str, list[int]]]()
+    block = repeats._block
+
+    def recorded(timed_arm: TimedArm, batch: Batch, slots: Sequence[int], *, lean: bool) -> Block:
+        made.append((timed_arm.name, list(slots)))
+        return block(timed_arm, batch, slots, lean=lean)
+
+    monkeypatch.setattr(repeats, "_block", recorded)
+    monkeypatch.setattr(RoundRunner, "wakes", True)
+    monkeypatch.setattr(repeats, "CHECK_EVERY", 1 << 30)
+    monkeypatch.setitem(repeats.BLOCK_S, Device.CPU, 0.1)
+    assert timed(timer, BY_CONTENT).ratios["eager"].low < 1.2
+    warming = made[0][1]
+    first = next(n for n, (_, slots) in enumerate(made) if len(slots) > 1)
+    calls = made[first - 1 :]
+    for wake, timed_block, single in zip(calls[::3], calls[1::3], calls[2::3], strict=False):
+        assert wake[1] == warming
+        assert len(timed_block[1]) > 1
+        assert len(single[1]) == 1
+        assert not {*wake[1]} & {*timed_block[1], *single[1]}
+        assert wake[0] == timed_block[0] == single[0]
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,10 @@ class Repeats:
     glance: bool = False
     """True for `Effort.GLANCE`: shorter blocks on the CPU and as few repeats as the statistic
     permits."""
+    wakes: bool = False
+    """True if each block follows a call that is neither timed nor judged, on the inputs for warming
+    up. A process that was stopped is slow at first: single calls of an RNN of 14 ms, of which the
+    host launches all, took 21 ms (H200 host). A user calls a module again and again."""
     slowed: int = field(default=0, init=False)
     """Number of repeats that are used although the GPU throttled, because too many were discarded
     already."""
@@ -181,6 +185,7 @@ class Repeats:
         changed = ""
         for name in self.random.sample(list(self.timed_arms), len(self.timed_arms)):
             timed_arm = self.timed_arms[name]
+            self._wake(timed_arm)
             timed_arm.blocks.append(clock(timed_arm, self.batch, slots[:calls]))
             if single := slots[calls:]:
                 # No pause, so that the arm's code is still in the caches: arms differ in how much
@@ -196,6 +201,14 @@ class Repeats:
         if changed or CANDIDATE not in outputs:
             return changed
         return self.agreement.first_wrong(slots, outputs[CANDIDATE], outputs.get(EAGER), sample)
+
+    def _wake(self, timed_arm: TimedArm) -> None:
+        """Let an arm make a call before its block if `wakes`. The inputs of the block are laid out
+        afterwards, so the arm learns nothing about them."""
+        if self.wakes:
+            last = self.batch.inputs.count - 1
+            self.batch.lay_out(timed_arm.name, [last])
+            _block(timed_arm, self.batch, [last], lean=False)
 
     def _device_is_fit(self) -> bool:
         """Return True if the GPU ran at a steady clock since the last call of this method."""
@@ -215,6 +228,7 @@ class Repeats:
         kind_of = dict(zip(slots, itertools.cycle(kinds), strict=False))
         for slot, kind in kind_of.items():
             self.referee.batches.refill(self.batch, [slot], kind)
+        self._wake(self.timed_arms[CANDIDATE])
         clock(self.timed_arms[CANDIDATE], self.batch, slots)
         if changed := self._changed(slots):
             return changed

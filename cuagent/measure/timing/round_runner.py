@@ -15,6 +15,7 @@ from cuagent.device_lock import DeviceLock, Sharing
 from cuagent.durations import Stage
 from cuagent.events import Emit, Phase
 from cuagent.measure import system_load
+from cuagent.measure.launches import graphs_may_gain
 from cuagent.measure.timing.baselines import Baselines, warmed
 from cuagent.measure.timing.candidate_process import BUDGET_S, CandidateProcess
 from cuagent.measure.timing.in_a_row import time_in_a_row
@@ -22,6 +23,7 @@ from cuagent.measure.timing.repeats import Repeats
 from cuagent.measure.timing.rounds import LOOKS, TWIN, Round
 from cuagent.measure.timing.slices import Slices
 from cuagent.measure.timing.surroundings import MAX_SLOTS, one_thread
+from cuagent.measure.timing.task_floor import TaskFloor
 from cuagent.measure.timing.timed_arm import TimedArm, contradiction_of, counted
 from cuagent.task import Device
 from cuagent.timing import Effort
@@ -47,6 +49,7 @@ class RoundRunner:
     referee: Referee
     baselines: Baselines
     candidate: CandidateProcess
+    floor: TaskFloor
     device_lock: DeviceLock
     opening: Callable[[], AbstractContextManager[Sharing]]
     """Function that returns the context in which processes are opened (`Timer.opening`)."""
@@ -56,6 +59,15 @@ class RoundRunner:
     def device(self) -> Device:
         """Return the device of the task."""
         return self.referee.task.device
+
+    @property
+    def wakes(self) -> bool:
+        """True if a block follows a call that is not timed (`Repeats.wake`): on a GPU, if the
+        host's work may show in the times."""
+        if self.device is not Device.CUDA or self.referee.large:
+            return False
+        work = self.floor.counted
+        return graphs_may_gain(self.referee.facts.call_s, work.operators if work else {})
 
     @property
     def pauses_whole(self) -> bool:
@@ -130,7 +142,7 @@ class RoundRunner:
         if effort is Effort.RECORD:
             budget = min(budget / 10, ROUND_S)
         draw_s, glance = self.baselines.draw_s, effort is Effort.GLANCE
-        repeats = Repeats(self.referee, batch, timed_arms, slots, draw_s, glance)
+        repeats = Repeats(self.referee, batch, timed_arms, slots, draw_s, glance, wakes=self.wakes)
         slices = Slices(
             self.device_lock, nullcontext if self.pauses_whole else self.baselines.paused
         )

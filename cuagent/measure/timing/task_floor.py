@@ -55,6 +55,11 @@ class TaskFloor:
                 self._work, self._unit = count(self.task, self.fork_server, sharing)
         return self._work
 
+    @property
+    def counted(self) -> Work | None:
+        """The task's work, if it was counted already; else None."""
+        return self._work
+
     def of(self, arms: Sequence[Arm]) -> Floor | None:
         """Return the floor; None if the work could not be counted.
 

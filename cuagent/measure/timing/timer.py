@@ -99,7 +99,7 @@ class Timer:
         self._floor = TaskFloor(referee.task, referee.fork_server, self.opening, self._alone)
         self._candidate = CandidateProcess(referee, self._baselines)
         self._runner = RoundRunner(
-            referee, self._baselines, self._candidate, lock, self.opening, emit
+            referee, self._baselines, self._candidate, self._floor, lock, self.opening, emit
         )
         self._twin_ratios: list[float] = []
         """Log ratio of two eager processes ("twins") in each round so far that counts."""
