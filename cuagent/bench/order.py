@@ -60,6 +60,7 @@ class Order:
     title: str
     settings: BenchSettings
     key: str
+    """Digest of all that the result depends on (`results.key_of`)."""
     runs: str
     """Folder for the logs of the agent's runs."""
     gpu: str | None = None
@@ -79,11 +80,14 @@ class Order:
     """Fields of the problem's `memory.Size`; None if it is not known yet."""
     alone: bool = False
     """True if no other problem uses the GPU at the same time."""
+    older_keys: tuple[str, ...] = ()
+    """Keys of this problem's results by other versions of cuagent that also count."""
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"settings": self.settings.to_json(), "cores": list(self.cores)}
+        lists = {"cores": list(self.cores), "older_keys": list(self.older_keys)}
+        return asdict(self) | {"settings": self.settings.to_json()} | lists
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Order:
-        settings = BenchSettings.from_json(data["settings"])
-        return Order(**(data | {"settings": settings, "cores": tuple(data["cores"])}))
+        tuples = {name: tuple(data[name]) for name in ("cores", "older_keys")}
+        return Order(**(data | {"settings": BenchSettings.from_json(data["settings"])} | tuples))

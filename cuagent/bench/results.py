@@ -57,14 +57,14 @@ def tool_version() -> str:
     return f"{cuagent.__version__}+{digest.hexdigest()[:12]}"
 
 
-def key_of(task: str, device: str, settings: Mapping[str, Any]) -> str:
+def key_of(task: str, device: str, settings: Mapping[str, Any], version: str = "") -> str:
     """Return a digest of everything that a result depends on: task, device, settings, tool version
     and record format.
 
-    `task`: digest of the task. `device`: name of the device. A stored result with the same key is
-    still valid.
+    `task`: digest of the task. `device`: name of the device. `version`: that of cuagent; "" for
+    `tool_version`. A stored result with the same key is still valid.
     """
-    about = (FORMAT, task, tool_version(), device, sorted(settings.items()))
+    about = (FORMAT, task, version or tool_version(), device, sorted(settings.items()))
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:20]
 
 
@@ -103,15 +103,20 @@ class ResultFile:
         """Number of records that were ignored, because their origin is not trusted."""
         _drop_partial_line(path)
 
-    def finished(self, name: str, key: str) -> Record | None:
-        """Return the newest record of problem `name` with this `key` (`key_of`); None if there is
-        none.
+    @property
+    def versions(self) -> list[str]:
+        """Versions of cuagent (`tool_version`) that wrote the records."""
+        return sorted({str(record["cuagent"]) for record in self.records})
+
+    def finished(self, name: str, *keys: str) -> Record | None:
+        """Return the newest record of problem `name` with one of these keys (`key_of`); None if
+        there is none.
 
         A record of an internal error also gives None: the cause may be gone by now, so the problem
         runs again.
         """
-        found = (r for r in reversed(self.records) if (r["problem"], r["key"]) == (name, key))
-        last = next(found, None)
+        of_problem = (r for r in reversed(self.records) if r["problem"] == name)
+        last = next((r for r in of_problem if r["key"] in keys), None)
         return None if last is None or last["reason"].startswith(INTERNAL) else last
 
     def append(self, record: Record) -> None:

@@ -126,9 +126,14 @@ def orders_for(
     out: Path,
     endpoints: dict[str, Any] | None = None,
     prices: dict[str, Any] | None = None,
+    versions: Sequence[str] = (),
 ) -> list[Order]:
-    """Return an order for each problem, with the key (`key_of`) of its result."""
+    """Return an order for each problem, with the key (`key_of`) of its result.
+
+    `versions`: other versions of cuagent whose results also count.
+    """
     about = settings.to_json()
+    digests = [_digest(problem, settings) for problem in problems]
     return [
         Order(
             problem=problem.name,
@@ -136,12 +141,13 @@ def orders_for(
             group=problem.group,
             title=problem.title,
             settings=settings,
-            key=key_of(_digest(problem, settings), device_name, about),
+            key=key_of(digest, device_name, about),
+            older_keys=tuple(key_of(digest, device_name, about, name) for name in versions),
             runs=str((out / "runs").resolve()),
             endpoints=endpoints,
             prices=prices,
         )
-        for problem in problems
+        for problem, digest in zip(problems, digests, strict=True)
     ]
 
 
@@ -164,7 +170,8 @@ def run_orders(
     """
     waiting: list[Order] = []
     for order in orders:
-        if (known := results.finished(order.problem, order.key)) is not None:
+        known = results.finished(order.problem, order.key, *order.older_keys)
+        if known is not None:
             observe(Finished(known, earlier=True))
         else:
             waiting.append(order)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +24,18 @@ if TYPE_CHECKING:
 KERNELBENCH, COMPARE = "kernelbench", "compare"
 MAX_TIME_S = 900.0
 """Default time limit in seconds for one problem."""
+
+
+@dataclass(frozen=True)
+class Skips:
+    """Earlier results that count, so that their problems are skipped."""
+
+    resume: bool
+    """False to do all problems again."""
+    any_version: bool
+    """True to skip also problems with a result of another version of cuagent."""
+    trust: bool
+    """True to skip also problems with a result of another user or machine."""
 
 
 def bench(
@@ -78,6 +91,12 @@ def bench(
             "--resume/--again", help="Skip problems with a valid result in --out (default)."
         ),
     ] = True,
+    any_version: Annotated[
+        bool,
+        typer.Option(
+            "--any-version", help="Also skip problems with a result of another version of cuagent."
+        ),
+    ] = False,
     trust: options.Trust = False,
 ) -> None:
     """Optimize many tasks, and score them by three rules.
@@ -101,7 +120,9 @@ def bench(
     limits = {"max_steps": max_steps, "max_cost": max_cost, "max_time": max_time}
     settings = resolve_settings(flags | limits, trust)
     wanted = _bench_settings(settings, rules)
-    _run(found, wanted, settings, folder, (engine, gpus, jobs), resume=resume, trust=trust)
+    placed = (engine, gpus, jobs)
+    skips = Skips(resume, any_version, trust)
+    _run(found, wanted, settings, folder, placed, skips)
 
 
 def _name_of(source: str) -> str:
@@ -168,9 +189,7 @@ def _run(
     settings: Settings,
     out: Path,
     placed: tuple[str, int, int | None],
-    *,
-    resume: bool,
-    trust: bool,
+    skips: Skips,
 ) -> None:
     from cuagent.bench.page import write_page
     from cuagent.bench.results import PAGE, latest, opened_for_writing, outdated
@@ -179,23 +198,23 @@ def _run(
 
     _require_all_parts()
     names = {problem.name for problem in problems}
-    with opened_for_writing(out, trust=trust) as results:
-        if results.foreign and resume:
+    with opened_for_writing(out, trust=skips.trust) as results:
+        if results.foreign and skips.resume:
             print_stderr(
                 f"{results.path}: {results.foreign} results of unknown origin do not count: "
                 "cuagent did not write them for you on this machine; --trust accepts them"
             )
-        if resume and (count := outdated(out)):
+        if skips.resume and (count := outdated(out)):
             print_stderr(
                 f"{results.path}: results in another version of cuagent's format do not count "
                 f"({count}); their problems run again"
             )
         where = _device_name(wanted.device, placed)
         engine, slots = _engine(placed, wanted.device, out)
-        orders = orders_for(
-            problems, wanted, where, out, dict(settings.endpoints), dict(settings.prices)
-        )
-        if not resume:
+        given = dict(settings.endpoints), dict(settings.prices)
+        versions = results.versions if skips.any_version else ()
+        orders = orders_for(problems, wanted, where, out, *given, versions)
+        if not skips.resume:
             results.set_aside()
         view = BenchView(sys.stdout, len(orders))
         try:

@@ -25,6 +25,8 @@ def test_records_are_read_back_in_order(tmp_path: Path) -> None:
         results.append(unsolved("b"))
         assert results.finished("a", "key of a") == solved("a")
         assert results.finished("a", "another key") is None
+        assert results.finished("a", "another key", "key of a") == solved("a")
+        assert results.finished("b", "key of a") is None
     assert [r["problem"] for r in read_results(tmp_path)] == ["a", "b"]
 
 

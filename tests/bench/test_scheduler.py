@@ -133,6 +133,27 @@ def test_what_is_done_is_skipped_unless_the_task_changes(tmp_path: Path) -> None
     assert [(f.record["problem"], f.earlier) for f in seen] == [("a", True), ("b", False)]
 
 
+def test_result_of_another_version_counts_if_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cuagent.bench.results.tool_version", lambda: "1.0")
+    asked = orders(tmp_path, "a", "b")
+    with opened_for_writing(tmp_path) as results:
+        run_orders(asked, Given(), Slots((None,)), results, lambda _: None)
+        versions = results.versions
+    monkeypatch.setattr("cuagent.bench.results.tool_version", lambda: "2.0")
+    write_task(tmp_path / "tasks/b.py", "return x.relu() * 2")
+    problems = [Problem(o.problem, Path(o.path), "tasks") for o in asked]
+    for also, expected in ((versions, {"b"}), ([], {"a", "b"})):
+        again = Given()
+        changed = orders_for(problems, BenchSettings(), "a device", tmp_path, versions=also)
+        with opened_for_writing(tmp_path / f"{len(also)}") as results:
+            results.records = list(read_results(tmp_path))
+            run_orders(changed, again, Slots((None,)), results, lambda _: None)
+        assert {order.problem for order in again.asked} == expected
+    assert all(Order.from_json(order.to_json()) == order for order in changed)
+
+
 def test_a_problem_out_of_memory_runs_again_with_its_gpu_to_itself(tmp_path: Path) -> None:
     engine = Given()
     slots = Slots(("0", "0", "0"))
