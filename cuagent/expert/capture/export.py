@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cuagent.expert.capture.composites import composites
+from cuagent.expert.capture.recurrent_layers import whole_recurrent_layers
 from cuagent.expert.capture.states import as_buffers, forget_old_value, plain_tensors
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def _export(model: torch.nn.Module, inputs: Sequence[Any]) -> Any:
     import torch
 
     try:
-        with warnings.catch_warnings(), torch.no_grad():
+        with warnings.catch_warnings(), torch.no_grad(), whole_recurrent_layers():
             warnings.simplefilter("ignore")
             exported = torch.export.export(model, tuple(inputs), strict=False)
             exported = exported.run_decompositions({})

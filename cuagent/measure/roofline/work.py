@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from cuagent.measure.roofline import recurrent
 from cuagent.measure.roofline.model import OperatorWork, Work
 from cuagent.measure.roofline.reads import Values, part_read
 from cuagent.measure.roofline.traffic import Traffic, bytes_behind, share_storage
@@ -33,14 +34,6 @@ if TYPE_CHECKING:
 RECURRENT = ("mkldnn_rnn_layer", "_cudnn_rnn")
 """Operators that compute a whole LSTM, GRU or RNN layer. Each weight matrix is multiplied once per
 position of the sequence."""
-RECURRENT_FUNCTIONS = ("gru", "lstm", "rnn_tanh", "rnn_relu")
-"""Functions of torch that compute all layers of a recurrent module. On fake tensors they run each
-step of each layer: a GRU of six layers and 512 steps has 58,000 operators and took 71 s."""
-RECURRENT_ARGUMENTS = (
-    *("input", "state", "parameters", "has_biases", "layers", "dropout", "train"),
-    *("bidirectional", "batch_first"),
-)
-"""Names of the arguments of these functions for a padded sequence, by position."""
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 UNCOUNTED = ("linalg_", "_linalg_", "_fft_", "_cdist", "miopen_rnn", "_int_mm", "_weight_int")
 """Prefixes of operators whose operations are not counted."""
@@ -171,7 +164,8 @@ def _counting_mode(values: Values) -> Any:
 
 def _recurrent_layers(counter: Any) -> Any:
     """Return a torch function mode that counts a recurrent module on fake tensors as one operator,
-    without running its steps.
+    without running its steps: six layers of a GRU with 512 steps are 58,000 operators and took
+    71 s.
 
     A packed sequence runs as it is.
     """
@@ -183,12 +177,12 @@ def _recurrent_layers(counter: Any) -> Any:
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             name = getattr(func, "__name__", "")
-            whole = name in RECURRENT_FUNCTIONS and len(args) == len(RECURRENT_ARGUMENTS)
+            whole = name in recurrent.FUNCTIONS and len(args) == len(recurrent.ARGUMENTS)
             whole = whole and isinstance(args[3], bool)  # a packed sequence has its weights there
             if not (whole and isinstance(args[0], FakeTensor)):
                 return func(*args, **(kwargs or {}))
-            call = dict(zip(RECURRENT_ARGUMENTS, args, strict=True))
-            outs = _recurrent_outputs(name, call)
+            call = dict(zip(recurrent.ARGUMENTS, args, strict=True))
+            outs = recurrent.empty_outputs(name, call)
             ins = tensors_in(args)
             counter.traffic.storages_in_use += outs
             counter.traffic.add_created(outs)
@@ -199,17 +193,6 @@ def _recurrent_layers(counter: Any) -> Any:
             return tuple(outs)
 
     return RecurrentLayers()
-
-
-def _recurrent_outputs(name: str, call: dict[str, Any]) -> list[torch.Tensor]:
-    """Return empty outputs of a recurrent module: those of all steps, and its last states."""
-    import torch
-
-    states = list(call["state"]) if name == "lstm" else [call["state"]]
-    width = states[0].shape[-1] * (2 if call["bidirectional"] else 1)
-    shapes = [(*call["input"].shape[:-1], width), *(state.shape for state in states)]
-    like = call["input"]
-    return [torch.empty(shape, dtype=like.dtype, device=like.device) for shape in shapes]
 
 
 def _recurrent_flops(inputs: torch.Tensor, weights: Any) -> int:
