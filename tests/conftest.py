@@ -77,10 +77,27 @@ def pytest_collection() -> Iterator[object]:
         gc.enable()
 
 
+def _require_fixtures(item: pytest.Item) -> None:
+    """Raise UsageError if a fixture of the test does not exist: a test that needs a GPU would show
+    that only there."""
+    info = item._fixtureinfo  # type: ignore[attr-defined]
+    missing = {*info.names_closure} - {*info.name2fixturedefs, "request"}
+    missing -= {name for mark in item.iter_markers("parametrize") for name in _names(mark)}
+    if missing and "gpu" in item.keywords:
+        raise pytest.UsageError(f"{item.nodeid}: no fixture {', '.join(sorted(missing))}")
+
+
+def _names(mark: pytest.Mark) -> list[str]:
+    names = mark.args[0]
+    return [n.strip() for n in names.split(",")] if isinstance(names, str) else list(names)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     out = {mark for mark in ("slow", "long") if mark not in config.option.markexpr}
     if any("gpu" in item.keywords for item in items) and not _has_cuda():
         out.add("gpu")
+        for item in items:
+            _require_fixtures(item)
     selected = [item for item in items if not out & set(item.keywords)]
     selected = in_share(selected, config.option.share)
     if left := set(items) - set(selected):
