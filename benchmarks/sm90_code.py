@@ -1,13 +1,14 @@
 """Compile the expert's GPU kernels of many problems for sm_90 without a GPU, and print figures.
 
     python benchmarks/sm90_code.py FOLDER ... --out FILE [--match WORD] [--options NAME ...]
-        [--jobs 2] [--report]
+        [--jobs 2] [--report] [--capability 8.9]
 
 FOLDER contains problems, as for `first_plans.py`. Candidates are planned for an H200 with the first
 options and those that the search tries next. FILE gets a JSON line for each compiled kernel of each
 source: registers, local memory, shared memory, occupancy, widths of accesses, tensor core
 instructions, seconds of the compiler. Sources that FILE has are not compiled again. `--report`
-prints the tables of FILE alone. Needs nvcc and Triton, whose version decides the code: use the one
+prints the tables of FILE alone. `--capability` compiles for another GPU; occupancies stay those of
+an H200. Needs nvcc and Triton, whose version decides the code: use the one
 of the GPU's torch. Nothing is timed on a GPU, and results are not checked.
 """
 
@@ -34,11 +35,11 @@ from first_plans import (
     observed_plans,
     unwritten_tensors,
 )
-from sm90_compilers import Compiled, Source, compiled
-from sm90_figures import SHARED_OF_BLOCK, occupancy
+from sm90_compilers import HOPPER, Compiled, Source, compiled
+from sm90_figures import SHARED_OF_BLOCK, SHARED_OF_OTHERS, occupancy
 
 from cuagent.expert.candidate import Options, make_candidate
-from cuagent.expert.capture.subject import open_subject
+from cuagent.expert.capture.subject import Target, open_subject
 from cuagent.expert.method import TritonCall
 from cuagent.expert.products.expressions import functions_of
 from cuagent.expert.products.triton import header
@@ -82,16 +83,21 @@ def main() -> None:
     parser.add_argument("--options", nargs="*", default=list(VARIANTS), choices=VARIANTS)
     parser.add_argument("--jobs", type=int, default=2, help="compilers at a time")
     parser.add_argument("--report", action="store_true", help="print the tables alone")
+    parser.add_argument("--capability", default="9.0", help="of the GPU, such as 8.9")
     given = parser.parse_args()
+    major, _, minor = given.capability.partition(".")
+    target = replace(H200, capability=(int(major), int(minor)))
     lines = _read(given.out)
     if not given.report:
-        _compile_all(given.folders, given.match, given.options, given.out, given.jobs)
+        _compile_all(given.folders, given.match, given.options, given.out, given.jobs, target)
         lines = _read(given.out)
     uses = _read(given.out.with_suffix(".uses"))
     report(uses, lines)
 
 
-def _compile_all(folders: list[Path], match: str, options: list[str], out: Path, jobs: int) -> None:
+def _compile_all(
+    folders: list[Path], match: str, options: list[str], out: Path, jobs: int, target: Target
+) -> None:
     """Plan all candidates, and compile what `out` does not contain while others are planned."""
     done = {line["digest"] for line in _read(out)}
     uses = out.with_suffix(".uses")
@@ -106,7 +112,7 @@ def _compile_all(folders: list[Path], match: str, options: list[str], out: Path,
                     file.write(json.dumps(line) + "\n")
                 file.flush()
 
-        for use in _planned(folders, match, options, uses):
+        for use in _planned(folders, match, options, uses, target):
             source = Source(**use["source"])
             if source.digest not in done:
                 done.add(source.digest)
@@ -121,7 +127,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 
 def _planned(
-    folders: list[Path], match: str, options: list[str], uses: Path
+    folders: list[Path], match: str, options: list[str], uses: Path, target: Target
 ) -> Iterator[dict[str, Any]]:
     """Yield the use of each generated kernel of each problem, with its source. Uses of an earlier
     run are read from the file `uses`, and new ones are added to it."""
@@ -135,7 +141,7 @@ def _planned(
             if match not in str(path) or not names:
                 continue
             try:
-                found = _of_problem(path, problem, names)
+                found = _of_problem(path, problem, names, target)
             except Exception as error:  # noqa: BLE001 - the module is foreign code
                 print(f"{problem}: {type(error).__name__}: {str(error)[:100]}", flush=True)
                 continue
@@ -144,13 +150,15 @@ def _planned(
             yield from (use for use in found if "source" in use)
 
 
-def _of_problem(path: Path, problem: str, options: list[str]) -> list[dict[str, Any]]:
+def _of_problem(
+    path: Path, problem: str, options: list[str], target: Target
+) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     # Some modules print when they are imported or called.
     with limit(LIMIT_S * 5), redirect_stdout(sys.stderr):
         with unwritten_tensors():
             subject = open_subject(load_task(f"{path}:Model", device="cpu"))
-        subject = replace(subject, target=H200)
+        subject = replace(subject, target=target)
         for name in options:
             plans: list[Any] = []
             with observed_plans(plans):
@@ -159,7 +167,7 @@ def _of_problem(path: Path, problem: str, options: list[str]) -> list[dict[str, 
             found.append(about)
             for plan in plans:
                 for position, call in plan.calls.items():
-                    source = _source(call, plan.graph)
+                    source = replace(_source(call, plan.graph), capability=target.capability)
                     use = {"digest": source.digest, "source": asdict(source)}
                     found.append(about | {"family": family_of(plan.steps[position])} | use)
     return found
@@ -183,6 +191,7 @@ def lines_of(source: Source, found: list[Compiled]) -> Iterator[dict[str, Any]]:
     """Yield the JSON line of each compiled kernel."""
     for one in found:
         line = {"digest": source.digest, "language": source.language, **asdict(one)}
+        line["capability"] = source.capability
         own = source.text.partition(f"def {one.code.name}(")[2] if one.code else ""
         line["dots"] = "tl.dot(" in own.partition("@triton.jit")[0]
         if one.code is not None:
@@ -197,7 +206,8 @@ def faults_of(line: dict[str, Any], family: str) -> list[str]:
     if line["error"]:
         return ["does not compile"]
     code, found = line["code"], []
-    if line["shared"] > SHARED_OF_BLOCK:
+    capability = tuple(line.get("capability", HOPPER))
+    if line["shared"] > SHARED_OF_BLOCK.get(capability, SHARED_OF_OTHERS):
         found.append("too much shared memory")
     if code["stack"] > code["arrays"]:
         found.append("spills")

@@ -1,4 +1,4 @@
-"""Compile generated CUDA C++ and Triton kernels for sm_90 on a machine without a GPU.
+"""Compile generated CUDA C++ and Triton kernels for sm_90 or another GPU, without having one.
 
 A Triton kernel is compiled as its launch would compile it: the lines that launch it are executed
 with recorders in place of the kernels, and with tensors that have a shape and a dtype but no
@@ -24,7 +24,8 @@ from typing import Any
 import torch
 from sm90_figures import Code, read_code
 
-NVCC = ("nvcc", "-cubin", "-O3", "-std=c++17", "-arch=sm_90a", "-keep", "-keep-dir")
+NVCC = ("nvcc", "-cubin", "-O3", "-std=c++17", "-keep", "-keep-dir")
+HOPPER = (9, 0)
 BOUNDS = re.compile(r"__launch_bounds__\((\d+)\)\s*(\w+)\(")
 
 
@@ -42,11 +43,14 @@ class Source:
     """Triton: lines of Python that launch the kernel."""
     tensors: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
     """Triton: name, dtype and shape of each tensor in `launch`."""
+    capability: tuple[int, int] = HOPPER
+    """Compute capability of the GPU for which it is compiled."""
 
     @property
     def digest(self) -> str:
         """Hash of everything that decides the compiled code, except compilers."""
-        parts = (self.language, self.text, self.headers, self.launch, self.tensors)
+        parts = [self.language, self.text, self.headers, self.launch, self.tensors]
+        parts += [] if tuple(self.capability) == HOPPER else [self.capability]
         return hashlib.sha256(json.dumps(parts).replace(self.name, "kernel").encode()).hexdigest()[
             :16
         ]
@@ -93,7 +97,9 @@ def _by_nvcc(source: Source, folder: str) -> Iterator[Compiled]:
     start = _processor_seconds()
     cubin = path.with_suffix(".cubin")
     done = subprocess.run(
-        [*NVCC, folder, str(path), "-o", str(cubin)], capture_output=True, text=True
+        [*NVCC, folder, f"-arch={architecture(source.capability)}", str(path), "-o", str(cubin)],
+        capture_output=True,
+        text=True,
     )
     seconds = _processor_seconds() - start
     if done.returncode:
@@ -104,6 +110,12 @@ def _by_nvcc(source: Source, folder: str) -> Iterator[Compiled]:
         own = [name for name in threads if name in code.name]
         count = threads[max(own, key=len)]
         yield Compiled(code, count, 0, "", seconds)
+
+
+def architecture(capability: tuple[int, int]) -> str:
+    """Return nvcc's name of a GPU, with the instructions of that GPU alone from Hopper on."""
+    major, minor = capability
+    return f"sm_{major}{minor}{'a' * (major >= HOPPER[0])}"
 
 
 @dataclass
@@ -136,18 +148,24 @@ def _by_triton(source: Source, folder: str) -> Iterator[Compiled]:
     exec("\n".join(source.launch), scope)
     for recorder in recorders.values():
         for arguments, words in recorder.launches:
-            yield _compiled_launch(recorder.kernel, arguments, words, Path(folder))
+            given = recorder.kernel, arguments, words
+            yield _compiled_launch(*given, Path(folder), source.capability)
 
 
 def _compiled_launch(
-    kernel: Any, arguments: tuple[Any, ...], words: dict[str, Any], folder: Path
+    kernel: Any,
+    arguments: tuple[Any, ...],
+    words: dict[str, Any],
+    folder: Path,
+    capability: tuple[int, int],
 ) -> Compiled:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, make_backend
     from triton.runtime.jit import native_specialize_impl
 
-    target = GPUTarget("cuda", 90, 32)
+    major, minor = capability
+    target = GPUTarget("cuda", 10 * major + minor, 32)
     backend = type(make_backend(target))
     signature, constants, aligned = {}, {}, {}
     given = dict(zip(kernel.arg_names, arguments, strict=False)) | words

@@ -14,8 +14,10 @@ REGISTERS, THREADS, WARPS, BLOCKS = 65536, 2048, 64, 32
 """Registers, threads, warps and blocks of one multiprocessor."""
 SHARED, RESERVED = 228 << 10, 1 << 10
 """Bytes of shared memory of one multiprocessor, and the bytes that each block takes in addition."""
-SHARED_OF_BLOCK = 227 << 10
-"""Largest number of bytes of shared memory of one block."""
+SHARED_OF_BLOCK = {(8, 0): 163 << 10, (8, 7): 163 << 10, (9, 0): 227 << 10, (10, 0): 227 << 10}
+"""Largest number of bytes of shared memory of one block, by compute capability."""
+SHARED_OF_OTHERS = 99 << 10
+"""The same on other GPUs, such as those of workstations (8.6, 8.9, 12.0)."""
 STATIC_SHARED = 48 << 10
 """Largest number of bytes of shared memory that a kernel may declare statically."""
 USAGE = re.compile(r"Function ([\w$.]+):\s*\n\s*(REG:.*)")
