@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from modules import LAYER_TASK  # type: ignore[import-not-found]
 
+from cuagent.expert.candidate import make_candidate
+from cuagent.expert.capture.subject import Target, open_subject
 from cuagent.expert.convolutions.convolution import Convolution, Pool, Volume
 from cuagent.expert.convolutions.phases import Axis
 from cuagent.expert.convolutions.tiles import pointwise_tiles, tiles
 from cuagent.expert.convolutions.together import stores_together
 from cuagent.expert.graph.graph import Kind, Node
+from cuagent.expert.options import Options
+from cuagent.expert.products.tiles import Tile, with_registers
+from cuagent.task import load_task
 
 OP = "own F.conv2d({0}, {1}, stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1)"
 
@@ -100,3 +108,30 @@ def test_threads_of_pointwise_convolutions_have_few_sums(rows, columns):
     found = pointwise_tiles(rows, columns, "float16", 132)
     assert found
     assert all(t.rows * t.columns <= 64 * 32 * t.warps for t in found)
+
+
+@pytest.mark.parametrize(
+    ("capability", "warps"), [((9, 0), 4), ((10, 0), 4), ((8, 0), 8), ((8, 9), 8), ((12, 0), 8)]
+)
+def test_threads_have_few_sums_where_tensor_cores_read_registers(
+    tmp_path: Path, capability: tuple[int, int], warps: int
+) -> None:
+    """128 sums and the operands do not fit into the registers of a thread of four warps."""
+    layer = "nn.Conv2d(64, 128, 3, padding=1)"
+    text = LAYER_TASK.format(layer=layer, shape="8, 64, 64, 64", body="F.relu(self.c(x))")
+    path = tmp_path / "task.py"
+    path.write_text(text)
+    target = Target("cuda", capability, 128, tf32_convolutions=True)
+    subject = replace(open_subject(load_task(f"{path}:Model")), target=target)
+    made = make_candidate(subject, Options())
+    assert made is not None
+    # Copies to channels-last layout have four warps everywhere.
+    found = re.findall(r"num_warps=(\d+)", made.files["model_new.py"])
+    assert max(map(int, found)) == warps
+
+
+def test_tile_gets_at_most_sixteen_warps() -> None:
+    tile = Tile(256, 64, 32, 8, 2, 1.0)
+    assert with_registers(tile, 1, 64).warps == 8
+    assert with_registers(tile, 2, 64).warps == 16
+    assert with_registers(replace(tile, columns=256), 2, 64).warps == 16

@@ -55,6 +55,12 @@ class Target:
         """
         return (9, 0) <= self.capability < (12, 0)
 
+    @property
+    def multiplies_from_shared(self) -> bool:
+        """True if tensor cores read operands from shared memory. Those of other GPUs, of all
+        workstations for instance, read registers, so a thread has fewer for its sums."""
+        return (9, 0) <= self.capability < (12, 0)
+
 
 @dataclass(frozen=True)
 class Subject:

@@ -72,6 +72,8 @@ measured."""
 SHARED = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}
 """Shared memory of a block in KiB, by compute capability; 99 for all others from 8.6 on."""
 LEAST_SHARED = 99
+MOST_WARPS = 16
+"""Largest number of warps of a block; each thread has at most 128 registers then."""
 GROUP = 8
 """Number of tile rows that are computed together, so that their operands stay in the L2 cache."""
 
@@ -84,6 +86,17 @@ def fitted(tile: Tile, capability: tuple[int, int], item_bytes: int, rights: int
     stage = (tile.rows + rights * tile.columns) * tile.depth * item_bytes
     most = (SHARED.get(capability, LEAST_SHARED) << 10) // stage
     return replace(tile, stages=max(1, min(tile.stages, most)))
+
+
+def with_registers(tile: Tile, sums: int, most: int) -> Tile:
+    """Return the tile with so many warps that a thread has at most `most` sums, if 16 suffice.
+
+    `sums`: number of values that are kept for each element of the tile.
+    """
+    warps = tile.warps
+    while sums * tile.rows * tile.columns > 32 * warps * most and warps < MOST_WARPS:
+        warps *= 2
+    return replace(tile, warps=warps)
 
 
 def ranked(
