@@ -6,6 +6,7 @@ background, and join the ladder before a record timing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 
 from cuagent.arms import COMPILE
@@ -19,6 +20,7 @@ from cuagent.measure.ladder import (
 from cuagent.measure.roofline.ceilings import describe
 from cuagent.measure.rung_compiler import RungCompiler
 from cuagent.measure.rungs import Ladder, with_earlier, with_record_timing
+from cuagent.measure.timing.ahead import Patience
 from cuagent.measure.timing.timer import Timer
 from cuagent.task import Device
 from cuagent.timing import Effort, Timing
@@ -31,6 +33,11 @@ rounds."""
 
 LARGE_WAIT = 2
 """Factor on the longest wait for the late rungs of a large task, which open last."""
+OPENING_S = {Device.CPU: math.inf, Device.CUDA: 20.0}
+"""Seconds that a late rung may take to open in all, those before the wait included. On an H200 18
+autotuned rungs of 16 tasks took 0.5 to 19 s; those of 7 tasks were not open after 17 to 59 s."""
+LEAST_WAIT_S = 5.0
+"""Shortest wait in seconds for late rungs that have not opened."""
 
 
 class TaskLadder:
@@ -124,7 +131,9 @@ class TaskLadder:
         if later and wait_s is not None:
             if large := self._timer.referee.large:  # nothing opened before
                 self._timer.open_ahead(later, at_last=True)
-            late = self._timer.still_opening(later, LARGE_WAIT * wait_s if large else wait_s)
+            longest = LARGE_WAIT * wait_s if large else wait_s
+            most_s, least_s = OPENING_S[self._task.device], LEAST_WAIT_S
+            late = self._timer.still_opening(later, Patience(longest, most_s, least_s))
             self._timer.give_up(late)
             self._given_up.update(late)
             later = tuple(name for name in later if name not in self._given_up)

@@ -10,7 +10,8 @@ import pytest
 
 from cuagent.measure import task_ladder
 from cuagent.measure.rungs import Ladder
-from cuagent.measure.task_ladder import JOINED_RUNGS, TaskLadder
+from cuagent.measure.task_ladder import JOINED_RUNGS, OPENING_S, TaskLadder
+from cuagent.measure.timing.ahead import Patience
 from cuagent.task import Device
 
 SLOW, QUICK = "max-autotune", "compile+channels_last"
@@ -22,7 +23,8 @@ class Timer:
     shared_device = False
 
     def __init__(self, large: bool = False) -> None:
-        self.referee: Any = SimpleNamespace(task=None, large=large)
+        task = SimpleNamespace(device=Device.CUDA)
+        self.referee: Any = SimpleNamespace(task=task, large=large)
         self.opened: list[str] = []
         self.ended: list[str] = []
         self.waited_s: list[float] = []
@@ -31,8 +33,9 @@ class Timer:
         if at_last or not self.referee.large:
             self.opened += [name for name in names if name not in self.opened]
 
-    def still_opening(self, names: Any, seconds: float) -> tuple[str, ...]:
-        self.waited_s.append(seconds)
+    def still_opening(self, names: Any, patience: Patience) -> tuple[str, ...]:
+        self.waited_s.append(patience.seconds)
+        assert patience.opening_s == OPENING_S[Device.CUDA]
         return (SLOW,) if SLOW in names else ()
 
     def give_up(self, names: Any) -> None:

@@ -18,7 +18,7 @@ from cuagent.arms import EAGER
 from cuagent.device_lock import ALONE, DeviceLock, Sharing
 from cuagent.durations import Stage
 from cuagent.events import Emit, Phase
-from cuagent.measure.timing.ahead import OpenedAhead
+from cuagent.measure.timing.ahead import OpenedAhead, Patience
 from cuagent.measure.timing.parts import fit_together
 from cuagent.measure.timing.repeats import clock
 from cuagent.measure.timing.rounds import TWIN
@@ -145,10 +145,10 @@ class Baselines:
         if self.device is Device.CUDA and len(missing) > 1:
             self.open_ahead(missing)
 
-    def still_opening(self, names: Sequence[str], seconds: float) -> tuple[str, ...]:
-        """Wait at most `seconds`; return those of `names` that are still opening in the
+    def still_opening(self, names: Sequence[str], patience: Patience) -> tuple[str, ...]:
+        """Wait as `patience` says; return those of `names` that are still opening in the
         background."""
-        return self._ahead.unfinished(names, seconds) if self._ahead is not None else ()
+        return self._ahead.late(names, patience) if self._ahead is not None else ()
 
     def give_up(self, names: Sequence[str]) -> None:
         """End the background processes of `names`, which are not timed any more."""
