@@ -41,6 +41,7 @@ from cuagent.verify.compiled_code import compiles_when_called
 from cuagent.verify.pending import PendingVerdict
 from cuagent.verify.referee import Isolation, Referee
 from cuagent.verify.sanitize import gated
+from cuagent.verify.standing import StandingVerdicts
 from cuagent.worker import ForkServer
 
 
@@ -103,6 +104,7 @@ class LocalJudge:
         """(build, verdict) at record effort of an attempt that is not yet timed at that effort;
         else None.
         """
+        self._standing = StandingVerdicts(self.referee.bytes_per_call)
 
     def admission(self) -> Admission:
         """Examine if the task can be certified; must be called before any other work."""
@@ -210,6 +212,7 @@ class LocalJudge:
             timing = None
         elif effort is not None:
             timing, verdict = self._timed(attempt, build, verdict, effort, timing)
+        self._standing.keep(verdict, effort)
         return self._judgement(attempt, build, verdict, timing)
 
     def verify_ahead(self, attempt: Attempt) -> None:
@@ -227,17 +230,24 @@ class LocalJudge:
     def _verdict(
         self, attempt: Attempt, effort: Effort | None, build: Build | None
     ) -> tuple[Build, Verdict]:
-        """Verify an attempt, which is built first if `build` is None; return (build, verdict)."""
+        """Verify an attempt, which is built first if `build` is None; return (build, verdict).
+
+        Draws of an earlier verdict may stand (`StandingVerdicts`).
+        """
         self._ladder.open_later_rungs()
+        standing = self._standing.take(attempt.digest, effort)
         paused: AbstractContextManager[None] = nullcontext()
         if not self.overlap.open_while_verifying:
             paused = self._timer.opening_paused(self._ladder.baselines(effort))
         begins_early = self.overlap.begin_while_building and not compiles_when_called(attempt)
-        if build is None and not begins_early:
+        if build is None and (standing is not None or not begins_early):
             build = self._built(attempt)
         with self.durations.of(Stage.VERIFYING), paused:
-            with self.device_lock.shared() as give_way, self.referee.giving_way(give_way):
-                build, verdict = self._verified(attempt, effort, build, give_way)
+            if standing is not None and build is not None and build.ok:
+                verdict = standing
+            else:
+                with self.device_lock.shared() as give_way, self.referee.giving_way(give_way):
+                    build, verdict = self._verified(attempt, effort, build, give_way)
             verdict = self._checked(attempt, effort, build, verdict)
             if verdict.reason is Reason.INFRASTRUCTURE:
                 self._timer.close()  # its processes may hold the memory that was missing
