@@ -170,9 +170,11 @@ def test_rung_joins_without_a_second_timing(
         assert joined.later == ()
         assert SLOW in joined.proposed
         assert SLOW not in joined.baselines
+        process = timer.opened()[SLOW].session.pid
         arm = timer.compare(Effort.QUICK, joined.proposed).arm(SLOW)
         assert arm is not None
         assert arm.samples
+        assert timer.opened()[SLOW].session.pid == process, "it was opened twice"
 
 
 def test_rungs_of_a_large_task_join_although_their_processes_do_not_stay_open(
