@@ -148,6 +148,39 @@ def test_the_share_makes_no_noise_a_gain(between: float, monkeypatch: pytest.Mon
     assert with_share <= called_faster() + 0.002 * experiments
 
 
+def rungs_alone(
+    rng: random.Random, between: float, speedups: dict[str, float]
+) -> tuple[dict[str, Ratio], int]:
+    """Return the ratios of eager over rungs timed without a candidate, and the number of rounds."""
+    rounds: list[Round] = []
+    while True:
+        spread = between / math.sqrt(2)
+        arms = {EAGER: 100.0} | {name: 100.0 / speedup for name, speedup in speedups.items()}
+        rounds.append(taken({n: t * math.exp(rng.gauss(0, spread)) for n, t in arms.items()}))
+        found = {n: ratio(rounds, EAGER, n, Effort.RECORD, Device.CUDA) for n in speedups}
+        if len(rounds) >= CLEAR_ROUNDS and is_decided(rounds, found, Device.CUDA, alone=True):
+            return found, len(rounds)
+
+
+def test_rungs_alone_take_two_rounds_if_none_gains_or_those_that_do_gain_clearly() -> None:
+    """L1/5, a scale (H200): eager and two rungs of its speed took 20 s, at most six rounds."""
+    rng = random.Random(8)
+    for speedups in ({COMPILE: 1.002, "tuned": 0.5}, {COMPILE: 2.0, "tuned": 0.99}):
+        rounds = [rungs_alone(rng, 0.004, speedups)[1] for _ in range(100)]
+        assert rounds.count(CLEAR_ROUNDS) >= 95
+    rounds = [rungs_alone(rng, 0.004, {COMPILE: 2.0, "tuned": 1.04})[1] for _ in range(100)]
+    assert sum(n in LOOKS.rounds for n in rounds) >= 95, "a small gain takes the planned looks"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("between", BETWEEN)
+def test_an_equal_rung_is_called_faster_at_most_once_in_a_hundred(between: float) -> None:
+    rng, experiments = random.Random(9), 3000
+    found = (rungs_alone(rng, between, {COMPILE: 1.0})[0][COMPILE] for _ in range(experiments))
+    called = sum(ratio.standing is Standing.FASTER for ratio in found)
+    assert called <= experiments * 0.01 + 3 * math.sqrt(experiments * 0.01)
+
+
 def test_one_baseline_within_the_margin_keeps_a_timing_going() -> None:
     near = taken({EAGER: 200.0, COMPILE: 100.0 * (1 + CLEAR * 0.9), CANDIDATE: 100.0})
     assert not is_clear([near] * 2, ratios_of([near] * 2), Device.CUDA)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from cuagent.arms import CANDIDATE, COMPILE, EAGER
+from cuagent.measure.rungs import POSSIBLE_GAIN
 from cuagent.measure.statistics import (
     Looks,
     log_ratios,
@@ -291,10 +292,27 @@ def is_decided(
     of eager over the other baselines.
     """
     least = CLEAR_ROUNDS if device is Device.CUDA else LOOKS.rounds[0]
-    has_early_end = not alone and len(rounds) >= least
-    if has_early_end and (is_hopeless(rounds, ratios, device) or is_clear(rounds, ratios, device)):
-        return True
+    if len(rounds) >= least:
+        if alone and device is Device.CUDA and _are_settled(rounds, ratios, device):
+            return True
+        if not alone and is_hopeless(rounds, ratios, device):
+            return True
+        if not alone and is_clear(rounds, ratios, device):
+            return True
     return may_stop(len(rounds), ratios.values())
+
+
+def _are_settled(rounds: Sequence[Round], over_eager: Mapping[str, Ratio], device: Device) -> bool:
+    """Return True if each rung clearly beats eager, or surely gains less than `POSSIBLE_GAIN`.
+
+    A timing that stops because nothing gains claims no gain, so it needs no share of alpha.
+    """
+    return all(
+        _agree(_medians(rounds, EAGER, name, device))
+        if ratio.low > 1 + CLEAR
+        else ratio.high < 1 + POSSIBLE_GAIN and ratio.standing is not Standing.FASTER
+        for name, ratio in over_eager.items()
+    )
 
 
 def may_stop(rounds: int, ratios: Iterable[Ratio]) -> bool:
