@@ -19,7 +19,7 @@ from cuagent.measure.ladder import (
 )
 from cuagent.measure.roofline.ceilings import describe
 from cuagent.measure.rung_compiler import RungCompiler
-from cuagent.measure.rungs import Ladder, with_earlier, with_record_timing
+from cuagent.measure.rungs import Ladder, with_earlier, with_record_timing, without_pointless
 from cuagent.measure.timing.ahead import Patience
 from cuagent.measure.timing.timer import Timer
 from cuagent.task import Device
@@ -67,7 +67,8 @@ class TaskLadder:
         """Rungs that only a record timing needs and that have not begun to open in the background.
         """
         self._given_up: set[str] = set()
-        """Rungs that did not open in time; their processes were ended."""
+        """Rungs that did not open in time, whose processes were ended, and those that cannot
+        gain."""
         self._compiles_later = False
         """True if the rungs that only a record timing needs compile in the background once an
         attempt may be the result. False for a judge of rollouts, which makes no record timings."""
@@ -114,8 +115,7 @@ class TaskLadder:
                         fresh=self._fresh,
                         without=self._given_up,
                     )
-                found = with_earlier(found, self.found)
-                self._use(found)
+                found = self._use(with_earlier(found, self.found))
             finally:
                 self.release()
             self._fresh = self._fresh and bool(found.later)
@@ -146,13 +146,15 @@ class TaskLadder:
         differs = (found.task, found.device) != (self._task.digest, describe(self._task.device))
         if differs or self._fresh:
             return False
-        self._use(found)
-        self._timer.open_ahead(found.baselines)
+        self._timer.open_ahead(self._use(found).baselines)
         return True
 
-    def _use(self, found: Ladder) -> None:
-        self.found = found
-        self._timer.keep(found.proposed)
+    def _use(self, found: Ladder) -> Ladder:
+        """Time attempts against this ladder from now on; return it without pointless rungs."""
+        self.found = without_pointless(found)
+        self._given_up.update({*found.later} - {*self.found.later})
+        self._timer.keep(self.found.proposed)
+        return self.found
 
     def open_later_rungs(self) -> None:
         """Begin to open the rungs that the record timing adds, in the background.
