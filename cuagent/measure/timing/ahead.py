@@ -95,6 +95,7 @@ class OpenedAhead:
         for name in sorted(names, key=lambda name: bool(same_code(name))):
             if name not in self._futures and not self._ended:
                 before = self._futures.get(same_code(name))
+                self._begun.pop(name, None)
                 self._futures[name] = self._pool.submit(self._open, name, before)
         if self._yields and names:
             self._yields = False  # one thread suffices
