@@ -2,7 +2,7 @@
 
 A verdict at record effort has the same draws as any other, with new seeds, and further checks.
 Where a call has many numbers, one verdict has examined more of them than several verdicts on a
-small task, and takes 5 to 25 s on an H200. A timing at record effort judges further secret draws.
+small task, and takes 3 to 24 s on an H200. A timing at record effort judges further secret draws.
 
 Invariant: the draws of a verdict count for at most one judgement at record effort.
 """
