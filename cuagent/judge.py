@@ -40,7 +40,8 @@ from cuagent.verify.admission import Admission, admit
 from cuagent.verify.compiled_code import compiles_when_called
 from cuagent.verify.pending import PendingVerdict
 from cuagent.verify.referee import Isolation, Referee
-from cuagent.verify.sanitize import gated
+from cuagent.verify.sanitize import gated, lacks_a_tool
+from cuagent.verify.standing import StandingVerdicts
 from cuagent.worker import ForkServer
 
 
@@ -103,6 +104,7 @@ class LocalJudge:
         """(build, verdict) at record effort of an attempt that is not yet timed at that effort;
         else None.
         """
+        self._standing = StandingVerdicts(self.referee.bytes_per_call)
 
     def admission(self) -> Admission:
         """Examine if the task can be certified; must be called before any other work."""
@@ -210,34 +212,51 @@ class LocalJudge:
             timing = None
         elif effort is not None:
             timing, verdict = self._timed(attempt, build, verdict, effort, timing)
+        self._standing.keep(verdict, effort)
         return self._judgement(attempt, build, verdict, timing)
 
     def verify_ahead(self, attempt: Attempt) -> None:
         """Verify an attempt at record effort now, while rungs compile in the background.
 
         The next call of `judge` for it at record effort uses this verdict. Does nothing if the
-        rungs would not compile meanwhile.
+        rungs would not compile meanwhile. Where the draws of an earlier verdict stand, only the
+        further checks are made; one that could not run beside the rungs is repeated by `judge`.
         """
-        if self.device_lock.lock is None and not self.overlap.open_while_verifying:
+        standing = self._standing.of(attempt.digest)
+        if standing is not None:
+            self._ladder.open_last_rungs()
+        elif self.device_lock.lock is None and not self.overlap.open_while_verifying:
             return
         found = self._verdict(attempt, Effort.RECORD, None)
-        if found[1].reason is not Reason.INFRASTRUCTURE:  # else `judge` verifies it again
-            self._verified_ahead = found
+        self.referee.make_room()  # for the rungs
+        if found[1].reason is Reason.INFRASTRUCTURE:  # `judge` verifies it again
+            return
+        if standing is not None and lacks_a_tool(found[1]):
+            self._standing.keep(standing, Effort.QUICK)
+            return
+        self._verified_ahead = found
 
     def _verdict(
         self, attempt: Attempt, effort: Effort | None, build: Build | None
     ) -> tuple[Build, Verdict]:
-        """Verify an attempt, which is built first if `build` is None; return (build, verdict)."""
+        """Verify an attempt, which is built first if `build` is None; return (build, verdict).
+
+        Draws of an earlier verdict may stand (`StandingVerdicts`).
+        """
         self._ladder.open_later_rungs()
+        standing = self._standing.take(attempt.digest, effort)
         paused: AbstractContextManager[None] = nullcontext()
-        if not self.overlap.open_while_verifying:
+        if standing is None and not self.overlap.open_while_verifying:
             paused = self._timer.opening_paused(self._ladder.baselines(effort))
         begins_early = self.overlap.begin_while_building and not compiles_when_called(attempt)
-        if build is None and not begins_early:
+        if build is None and (standing is not None or not begins_early):
             build = self._built(attempt)
         with self.durations.of(Stage.VERIFYING), paused:
-            with self.device_lock.shared() as give_way, self.referee.giving_way(give_way):
-                build, verdict = self._verified(attempt, effort, build, give_way)
+            if standing is not None and build is not None and build.ok:
+                verdict = standing
+            else:
+                with self.device_lock.shared() as give_way, self.referee.giving_way(give_way):
+                    build, verdict = self._verified(attempt, effort, build, give_way)
             verdict = self._checked(attempt, effort, build, verdict)
             if verdict.reason is Reason.INFRASTRUCTURE:
                 self._timer.close()  # its processes may hold the memory that was missing

@@ -48,6 +48,8 @@ EARLIER_TOO_SLOW = "slower than an earlier attempt, so not verified"
 """Older text of `Reason.TOO_SLOW`, which some recorded verdicts contain."""
 WHILE_TIMED = "while it was timed: "
 """Prefix of `Verdict.detail` if the attempt was accepted first, and rejected while it was timed."""
+FIRST_DRAWS = "the draws are those of the attempt's first verdict"
+"""Note on a verdict at record effort that did not repeat the draws (`verify/standing.py`)."""
 
 
 ADJECTIVES = ("own", "normal", "one-signed", "mixed magnitude", "integer")

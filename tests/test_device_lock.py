@@ -23,6 +23,7 @@ from cuagent.lock_uses import LockUses
 from cuagent.task import Device, load_task
 from cuagent.verify import Referee
 from cuagent.verify.admission import admit
+from cuagent.verify.standing import StandingVerdicts
 from cuagent.worker import ForkServer
 
 HOLDS = """
@@ -169,6 +170,7 @@ def test_judges_verify_together_and_hold_no_lock_when_the_timer_takes_it(
     class Judge(module.LocalJudge):
         def __init__(self, device_lock: DeviceLock) -> None:
             self.device_lock, self._verified_ahead = device_lock, None
+            self._standing = StandingVerdicts(0)
             self._profiles: Any = SimpleNamespace(await_opened=lambda: None)
             self.task: Any = SimpleNamespace(device=Device.CPU)
             self._timer: Any = Timer(device_lock)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from cuagent.verdict import WHILE_TIMED, Reason
+from cuagent.verdict import FIRST_DRAWS, WHILE_TIMED, Reason
 from cuagent.verify.rules.bounds import OWN_ARITHMETIC
 from cuagent.verify.tally import When
 
@@ -30,9 +30,14 @@ SMALL = 0.25
 BY_VALUE = (Reason.ACCEPTED, Reason.WRONG_VALUES, Reason.LESS_PRECISE, Reason.NOT_DETERMINISTIC)
 """Verdict reasons whose detail text contains figures of the draws, so that it must agree exactly.
 """
-UNCOMPARED_NOTES = ("compute-sanitizer", "data races", "its text reads its surroundings")
-"""First words of notes that are not compared: they come from checks at record effort only, or from
-the attempt's text."""
+UNCOMPARED_NOTES = (
+    "compute-sanitizer",
+    "data races",
+    "its text reads its surroundings",
+    FIRST_DRAWS,
+)
+"""First words of notes that are not compared: they come from record effort only, or from the
+attempt's text."""
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
 

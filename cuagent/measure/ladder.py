@@ -25,6 +25,7 @@ from cuagent.measure.launches import graphs_may_gain
 from cuagent.measure.roofline.count import count
 from cuagent.measure.roofline.model import OperatorWork
 from cuagent.measure.rungs import Ladder, Rung
+from cuagent.measure.timing.ahead import Patience
 from cuagent.measure.timing.parts import fit_together
 from cuagent.measure.timing.timed_arm import TimedArm
 from cuagent.measure.timing.timer import Timer
@@ -135,7 +136,7 @@ def measure_ladder(
         found = ladder_cache.cached(referee.task, Effort.QUICK, [wanted, every], cache)
     if found is None:
         names = wanted if whole else first_rungs(referee)
-        late = timer.still_opening(names, wait_s) if wait_s is not None else ()
+        late = timer.still_opening(names, Patience(wait_s)) if wait_s is not None else ()
         names = tuple(name for name in names if name not in (*late, *without))
         found = time_rungs(referee, only=names, fresh=fresh, cache=cache, timer=timer)
     if age := found.age():

@@ -6,6 +6,7 @@ background, and join the ladder before a record timing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 
 from cuagent.arms import COMPILE
@@ -18,7 +19,8 @@ from cuagent.measure.ladder import (
 )
 from cuagent.measure.roofline.ceilings import describe
 from cuagent.measure.rung_compiler import RungCompiler
-from cuagent.measure.rungs import Ladder, with_earlier, with_record_timing
+from cuagent.measure.rungs import Ladder, with_earlier, with_record_timing, without_pointless
+from cuagent.measure.timing.ahead import Patience
 from cuagent.measure.timing.timer import Timer
 from cuagent.task import Device
 from cuagent.timing import Effort, Timing
@@ -31,6 +33,11 @@ rounds."""
 
 LARGE_WAIT = 2
 """Factor on the longest wait for the late rungs of a large task, which open last."""
+OPENING_S = {Device.CPU: math.inf, Device.CUDA: 20.0}
+"""Seconds that a late rung may take to open in all, those before the wait included. On an H200 18
+autotuned rungs of 16 tasks took 0.5 to 19 s; those of 7 tasks were not open after 17 to 59 s."""
+LEAST_WAIT_S = 5.0
+"""Shortest wait in seconds for late rungs that have not opened."""
 
 
 class TaskLadder:
@@ -60,7 +67,8 @@ class TaskLadder:
         """Rungs that only a record timing needs and that have not begun to open in the background.
         """
         self._given_up: set[str] = set()
-        """Rungs that did not open in time; their processes were ended."""
+        """Rungs that did not open in time, whose processes were ended, and those that cannot
+        gain."""
         self._compiles_later = False
         """True if the rungs that only a record timing needs compile in the background once an
         attempt may be the result. False for a judge of rollouts, which makes no record timings."""
@@ -107,8 +115,7 @@ class TaskLadder:
                         fresh=self._fresh,
                         without=self._given_up,
                     )
-                found = with_earlier(found, self.found)
-                self._use(found)
+                found = self._use(with_earlier(found, self.found))
             finally:
                 self.release()
             self._fresh = self._fresh and bool(found.later)
@@ -124,7 +131,9 @@ class TaskLadder:
         if later and wait_s is not None:
             if large := self._timer.referee.large:  # nothing opened before
                 self._timer.open_ahead(later, at_last=True)
-            late = self._timer.still_opening(later, LARGE_WAIT * wait_s if large else wait_s)
+            longest = LARGE_WAIT * wait_s if large else wait_s
+            most_s, least_s = OPENING_S[self._task.device], LEAST_WAIT_S
+            late = self._timer.still_opening(later, Patience(longest, most_s, least_s))
             self._timer.give_up(late)
             self._given_up.update(late)
             later = tuple(name for name in later if name not in self._given_up)
@@ -137,13 +146,15 @@ class TaskLadder:
         differs = (found.task, found.device) != (self._task.digest, describe(self._task.device))
         if differs or self._fresh:
             return False
-        self._use(found)
-        self._timer.open_ahead(found.baselines)
+        self._timer.open_ahead(self._use(found).baselines)
         return True
 
-    def _use(self, found: Ladder) -> None:
-        self.found = found
-        self._timer.keep(found.proposed)
+    def _use(self, found: Ladder) -> Ladder:
+        """Time attempts against this ladder from now on; return it without pointless rungs."""
+        self.found = without_pointless(found)
+        self._given_up.update({*found.later} - {*self.found.later})
+        self._timer.keep(self.found.proposed)
+        return self.found
 
     def open_later_rungs(self) -> None:
         """Begin to open the rungs that the record timing adds, in the background.
@@ -153,6 +164,16 @@ class TaskLadder:
         """
         self._timer.open_ahead(self._unopened)
         self._unopened = ()
+
+    def open_last_rungs(self) -> None:
+        """Begin to open the late rungs of a large task on a GPU, in the background.
+
+        Nothing but the checks of a record judgement may need the device until they are measured.
+        """
+        if self.found is not None and self._timer.referee.large:
+            names = [name for name in self.found.later if name not in self._given_up]
+            if self._task.device is Device.CUDA:
+                self._timer.open_ahead(names, at_last=True)
 
     def compile_later_rungs(self) -> None:
         """Begin to compile the rungs that the record timing adds, if another judge uses the device.

@@ -21,7 +21,8 @@ from cuagent.record import find_run, read_records
 from cuagent.record.evidence import read_evidence
 from cuagent.task import load_task
 from cuagent.timing import Effort
-from cuagent.verdict import Reason, Verdict
+from cuagent.verdict import FIRST_DRAWS, Reason, Verdict
+from cuagent.verify.standing import LARGE_CALL_BYTES, StandingVerdicts
 from cuagent.worker import ForkServer
 
 pytestmark = pytest.mark.slow
@@ -105,6 +106,36 @@ def test_verdict_made_ahead_is_used_once(judge: LocalJudge) -> None:
     ahead = Attempt((("kernels/scale.cpp", KERNEL + "// other"), ("model_new.py", MODULE)))
     judge.verify_ahead(ahead)
     assert judge.judge(right, Effort.RECORD).verdict.attempt == right.digest
+
+
+def test_draws_of_a_large_task_are_not_repeated_for_the_record(
+    judge: LocalJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counts the verdicts of each judgement, as if the tensors were large."""
+    monkeypatch.setattr(judge, "_standing", StandingVerdicts(LARGE_CALL_BYTES))
+    counts: dict[str, int] = {}
+
+    def counted(owner: object, name: str) -> None:
+        original = getattr(owner, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            counts[name] = counts.get(name, 0) + 1
+            return original(*args, **options)
+
+        monkeypatch.setattr(owner, name, call)
+
+    counted(judge.referee, "begin")
+    right = Attempt((("kernels/scale.cpp", KERNEL + "// large"), ("model_new.py", MODULE)))
+    quick = judge.judge(right).verdict
+    in_search = dict(counts)
+    recorded = judge.judge(right, Effort.RECORD)
+    assert recorded.verdict.accepted
+    assert recorded.verdict.seeds == quick.seeds
+    assert FIRST_DRAWS in recorded.verdict.notes
+    assert recorded.timing is not None
+    assert recorded.timing.effort is Effort.RECORD
+    assert counts["begin"] == in_search["begin"] == 1
+    assert judge.judge(right, Effort.RECORD).verdict.seeds != quick.seeds
 
 
 def test_fault_of_the_machine_ahead_of_the_record_is_no_verdict(

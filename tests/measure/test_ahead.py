@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cuagent.arms import same_code
-from cuagent.measure.timing.ahead import OpenedAhead
+from cuagent.measure.timing.ahead import OpenedAhead, Patience
 from cuagent.worker import SessionEnded, Status
 from cuagent.worker.priority import NICE
 from cuagent.worker.suspend import descendants
@@ -120,4 +120,44 @@ def test_compilers_in_the_background_have_a_lower_priority_than_the_process_that
         time.sleep(0.05)
     assert found == [max(NICE, own)]
     assert os.getpriority(os.PRIO_PROCESS, process.pid) == own
+    ahead.end()
+
+
+def test_a_baseline_that_opened_for_long_before_is_not_waited_for_as_long_as_a_new_one() -> None:
+    """MobileNet, VGG (H200): autotuning ran for 40 s in the background, and the end of the run
+    waited 15 s more for it, in vain."""
+    ended, no_process = threading.Event(), 10**9
+
+    def begin(name: str) -> Any:
+        return SimpleNamespace(
+            pid=no_process, close=lambda: None, pause=lambda: True, unpause=lambda: None
+        )
+
+    def first_call(name: str, _: Any) -> None:
+        ended.wait(60)
+        raise SessionEnded(Status.LOST, name, "")
+
+    ahead = OpenedAhead(begin, first_call, 2)
+    ahead.start(["old"])
+    time.sleep(0.5)
+    waits = {}
+
+    def wait(names: list[str], patience: Patience) -> None:
+        begun = time.monotonic()
+        assert ahead.late(names, patience) == tuple(names)
+        waits[patience] = time.monotonic() - begun
+
+    patience = Patience(30.0, opening_s=0.4, least_s=0.2)
+    wait(["old"], patience)
+    assert 0.2 <= waits[patience] < 10
+    with ahead.paused():
+        time.sleep(0.5)
+    ahead.start(["new", "waits for its turn"])
+    patience = Patience(30.0, opening_s=1.0)
+    wait(["old", "new", "waits for its turn"], patience)
+    assert 0.9 <= waits[patience] < 20, "the new one may take a second"
+    wait(["new"], Patience(0.3))
+    assert waits[Patience(0.3)] < 10
+    ended.set()
+    assert ahead.late(["old", "new"], Patience(30.0)) == ()
     ahead.end()

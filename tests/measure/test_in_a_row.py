@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cuagent.arms import CANDIDATE, EAGER
-from cuagent.measure.timing.in_a_row import CALLS, ROW_S, ROWS, time_in_a_row
+from cuagent.measure.timing.in_a_row import CALLS, LEAST_CALLS, ROW_S, ROWS, time_in_a_row
 from cuagent.measure.timing.rounds import Round, arm_of
 from cuagent.measure.timing.timed_arm import BlockTime, TimedArm
 from cuagent.task import Device
@@ -52,7 +52,13 @@ def test_long_calls_are_not_timed_in_a_row_unless_one_arm_is_quick() -> None:
     assert not session.calls
     assert arms[EAGER].in_a_row_s is None
     _, session = timed({EAGER: 0.05, CANDIDATE: 0.001})
-    assert session.calls == [CALLS[0], int(ROW_S / 0.001)] * ROWS
+    assert session.calls == [LEAST_CALLS, int(ROW_S / 0.001)] * ROWS
+
+
+def test_a_row_of_an_arm_with_long_calls_has_fewer_of_them() -> None:
+    """L3/39 (H200): five arms of 55 ms beside one of 4 ms made 100 calls in each round."""
+    _, session = timed({"quick": 0.004, "usual": 0.01, "long": 0.03, "slow": 0.055})
+    assert session.calls == [CALLS[0], CALLS[0], 3, LEAST_CALLS] * ROWS
 
 
 def test_an_arm_keeps_the_quickest_row_of_all_rounds() -> None:

@@ -28,6 +28,7 @@ from cuagent.measure.ladder import (
 from cuagent.measure.launches import graphs_may_gain
 from cuagent.measure.roofline.model import OperatorWork
 from cuagent.measure.rungs import Ladder, Rung, gain_of, with_earlier
+from cuagent.measure.timing.ahead import Patience
 from cuagent.measure.timing.timer import Timer
 from cuagent.task import Device, Precision, load_task
 from cuagent.timing import Arm, Effort, Ratio, Timing
@@ -160,7 +161,7 @@ def test_rung_joins_without_a_second_timing(
     with Timer(referee) as timer:
         first = measure_ladder(timer, whole=False, cache=tmp_path)
         timer.open_ahead(first.later)
-        assert timer.still_opening(first.later, 60.0) == ()
+        assert timer.still_opening(first.later, Patience(60.0)) == ()
         joined = join_rungs(timer, first, first.later)
         new = joined.rung(SLOW)
         assert new is not None
@@ -169,9 +170,11 @@ def test_rung_joins_without_a_second_timing(
         assert joined.later == ()
         assert SLOW in joined.proposed
         assert SLOW not in joined.baselines
+        process = timer.opened()[SLOW].session.pid
         arm = timer.compare(Effort.QUICK, joined.proposed).arm(SLOW)
         assert arm is not None
         assert arm.samples
+        assert timer.opened()[SLOW].session.pid == process, "it was opened twice"
 
 
 def test_rungs_of_a_large_task_join_although_their_processes_do_not_stay_open(
@@ -229,7 +232,7 @@ def test_rungs_that_open_too_slowly_are_left_for_later(
     monkeypatch.setattr("cuagent.measure.ladder.rungs_of", lambda *_: names)
     with Timer(referee) as timer:
         timer.open_ahead((SLOW,))
-        monkeypatch.setattr(timer, "still_opening", lambda names, seconds: (SLOW,))
+        monkeypatch.setattr(timer, "still_opening", lambda names, patience: (SLOW,))
         found = measure_ladder(timer, whole=True, wait_s=0.0, cache=tmp_path)
     assert [rung.name for rung in found.rungs] == ["eager"]
     assert found.later == (SLOW,)
@@ -258,7 +261,7 @@ def test_background_stands_still_while_a_timing_runs(long_referee: Referee, tmp_
                 time.sleep(0.3)
                 assert cpu_ticks(pid) == before
         with timer.opening_paused(("eager", SLOW)):
-            assert timer.still_opening((SLOW,), 60.0) == (), "what is needed opens"
+            assert timer.still_opening((SLOW,), Patience(60.0)) == (), "what is needed opens"
         with timer.nothing_opens():
             pass
         found = time_rungs(long_referee, only=("eager", SLOW), cache=tmp_path, timer=timer)

@@ -9,8 +9,10 @@ from dataclasses import replace
 import pytest
 
 from cuagent.arms import CANDIDATE, COMPILE, EAGER
+from cuagent.measure.timing import rounds as timing_rounds
 from cuagent.measure.timing.rounds import (
     AGREEING,
+    AGREEING_SHARE,
     CLEAR,
     CLEAR_ROUNDS,
     FAR,
@@ -18,6 +20,7 @@ from cuagent.measure.timing.rounds import (
     HOPELESS_RUNG,
     LONG_CALL_S,
     LOOKS,
+    SCATTERED,
     Round,
     hopeless_rungs,
     is_clear,
@@ -101,12 +104,81 @@ def test_limits_after_two_rounds_cover_the_true_speedup() -> None:
 
 
 def test_rounds_that_disagree_are_not_clear() -> None:
-    fast = taken({EAGER: 200.0, CANDIDATE: 100.0})
-    delayed = taken({EAGER: 200.0 * math.exp(AGREEING * 1.1), CANDIDATE: 100.0})
+    fast = taken({EAGER: 130.0, CANDIDATE: 100.0})
+    delayed = taken({EAGER: 130.0 * math.exp(AGREEING * 1.1), CANDIDATE: 100.0})
     for rounds, clear in (([fast, fast], True), ([fast, delayed], False), ([fast], False)):
         found = ratios_of(rounds, (EAGER,))
         assert is_clear(rounds, found, Device.CUDA) == clear
         assert not is_clear(rounds, found, Device.CPU), "its scatter is not known"
+
+
+def test_a_far_slower_baseline_that_scatters_ends_a_timing_after_two_rounds() -> None:
+    """L3/39 (H200): eager took 14 times the candidate's time, and its rounds differed by a few
+    percent, so a record timing had four rounds of 7 s."""
+    rng, far = random.Random(7), 14.0
+    found = [record(rng, 0.05, far) for _ in range(200)]
+    assert sum(rounds == CLEAR_ROUNDS for _, rounds in found) >= 0.9 * len(found)
+    missed = sum(not (r[EAGER].low <= far <= r[EAGER].high) for r, _ in found)
+    assert missed <= 0.02 * len(found)
+
+
+def test_rounds_agree_within_a_share_of_a_large_gain_and_its_limits_become_wide() -> None:
+    gain = 2.0
+    for apart, clear in ((0.9 * AGREEING_SHARE * gain, True), (1.1 * AGREEING_SHARE * gain, False)):
+        other = taken({EAGER: 100.0 * math.exp(gain + apart), CANDIDATE: 100.0})
+        rounds = [taken({EAGER: 100.0 * math.exp(gain), CANDIDATE: 100.0}), other]
+        found = ratios_of(rounds, (EAGER,))
+        assert is_clear(rounds, found, Device.CUDA) == clear
+        assert math.log(found[EAGER].value / found[EAGER].low) > 2 * SCATTERED
+    near = [taken({EAGER: 120.0, CANDIDATE: 100.0}), taken({EAGER: 124.0, CANDIDATE: 100.0})]
+    assert not is_clear(near, ratios_of(near, (EAGER,)), Device.CUDA)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("between", [0.1, 0.4])
+def test_the_share_makes_no_noise_a_gain(between: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    def called_faster() -> int:
+        found = (record(random.Random(n), between, 1.0, (EAGER,))[0] for n in range(experiments))
+        return sum(ratios[EAGER].standing is Standing.FASTER for ratios in found)
+
+    experiments = 3000
+    with_share = called_faster()
+    monkeypatch.setattr(timing_rounds, "AGREEING_SHARE", 0.0)
+    monkeypatch.setattr(timing_rounds, "SCATTERED", 0.0)
+    assert with_share <= called_faster() + 0.002 * experiments
+
+
+def rungs_alone(
+    rng: random.Random, between: float, speedups: dict[str, float]
+) -> tuple[dict[str, Ratio], int]:
+    """Return the ratios of eager over rungs timed without a candidate, and the number of rounds."""
+    rounds: list[Round] = []
+    while True:
+        spread = between / math.sqrt(2)
+        arms = {EAGER: 100.0} | {name: 100.0 / speedup for name, speedup in speedups.items()}
+        rounds.append(taken({n: t * math.exp(rng.gauss(0, spread)) for n, t in arms.items()}))
+        found = {n: ratio(rounds, EAGER, n, Effort.RECORD, Device.CUDA) for n in speedups}
+        if len(rounds) >= CLEAR_ROUNDS and is_decided(rounds, found, Device.CUDA, alone=True):
+            return found, len(rounds)
+
+
+def test_rungs_alone_take_two_rounds_if_none_gains_or_those_that_do_gain_clearly() -> None:
+    """L1/5, a scale (H200): eager and two rungs of its speed took 20 s, at most six rounds."""
+    rng = random.Random(8)
+    for speedups in ({COMPILE: 1.002, "tuned": 0.5}, {COMPILE: 2.0, "tuned": 0.99}):
+        rounds = [rungs_alone(rng, 0.004, speedups)[1] for _ in range(100)]
+        assert rounds.count(CLEAR_ROUNDS) >= 95
+    rounds = [rungs_alone(rng, 0.004, {COMPILE: 2.0, "tuned": 1.04})[1] for _ in range(100)]
+    assert sum(n in LOOKS.rounds for n in rounds) >= 95, "a small gain takes the planned looks"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("between", BETWEEN)
+def test_an_equal_rung_is_called_faster_at_most_once_in_a_hundred(between: float) -> None:
+    rng, experiments = random.Random(9), 3000
+    found = (rungs_alone(rng, between, {COMPILE: 1.0})[0][COMPILE] for _ in range(experiments))
+    called = sum(ratio.standing is Standing.FASTER for ratio in found)
+    assert called <= experiments * 0.01 + 3 * math.sqrt(experiments * 0.01)
 
 
 def test_one_baseline_within_the_margin_keeps_a_timing_going() -> None:

@@ -9,6 +9,7 @@ Invariant: while paused, no process that was started here computes.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 from cuagent.arms import same_code
 from cuagent.measure.timing.timed_arm import TimedArm
@@ -24,6 +26,22 @@ from cuagent.worker.priority import lower_compilers
 
 LOWERED_EVERY_S = 0.5
 """Seconds between two searches for new compilers."""
+LOOK_S = 0.1
+"""Seconds between two looks at the time that baselines have been opening."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long to wait for baselines that open in the background."""
+
+    seconds: float
+    """Longest wait."""
+    opening_s: float = math.inf
+    """Seconds that a baseline may take to open in all, without pauses. One that took longer is
+    waited for only as long as another one that has not, and for `least_s`."""
+    least_s: float = 0.0
+
+
 Begin = Callable[[str], Session]
 """Function that forks the process of the baseline with the given name. Raises ForkServerError."""
 FirstCall = Callable[[str, Session], None]
@@ -62,6 +80,8 @@ class OpenedAhead:
         self._ended = False
         self._discarded: set[str] = set()
         self._paused_s = self._stopped_at = 0.0
+        self._begun: dict[str, tuple[float, float]] = {}
+        """Time at which each process was forked, and the seconds of pauses until then."""
         self._yields = yields
         self._finished = threading.Event()
 
@@ -75,6 +95,7 @@ class OpenedAhead:
         for name in sorted(names, key=lambda name: bool(same_code(name))):
             if name not in self._futures and not self._ended:
                 before = self._futures.get(same_code(name))
+                self._begun.pop(name, None)
                 self._futures[name] = self._pool.submit(self._open, name, before)
         if self._yields and names:
             self._yields = False  # one thread suffices
@@ -101,6 +122,25 @@ class OpenedAhead:
         opening = {name: future for name, future in found.items() if not future.done()}
         wait(opening.values(), timeout=seconds)
         return tuple(name for name, future in opening.items() if not future.done())
+
+    def late(self, names: Sequence[str], patience: Patience) -> tuple[str, ...]:
+        """Wait for these baselines as `patience` says; return the names of those that are not
+        ready."""
+        started = time.perf_counter()
+        while late := self.unfinished(names, LOOK_S):
+            waited = time.perf_counter() - started
+            if waited >= patience.seconds or (
+                waited >= patience.least_s and self._least_opening_s(late) > patience.opening_s
+            ):
+                return late
+        return ()
+
+    def _least_opening_s(self, names: Sequence[str]) -> float:
+        """Return the seconds, without pauses, that the process of `names` that was forked last has
+        been opening; 0 if there is none."""
+        now = time.perf_counter()
+        running = [self._begun[name] for name in names if name in self._begun]
+        return min((now - at - (self._paused_s - paused) for at, paused in running), default=0.0)
 
     @property
     def is_opening(self) -> bool:
@@ -215,7 +255,7 @@ class OpenedAhead:
                 if self._ended or name in self._discarded:
                     raise CancelledError
                 if self._running.is_set():
-                    begun, paused = time.perf_counter(), self._paused_s
+                    begun, paused = self._begun[name] = time.perf_counter(), self._paused_s
                     session = self._begin(name)
                     self._sessions[name] = session
                     break

@@ -8,8 +8,10 @@ Invariant: a baseline whose process was lost twice, or that does not open, is no
 
 from __future__ import annotations
 
+import os
+import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
@@ -18,7 +20,7 @@ from cuagent.arms import EAGER
 from cuagent.device_lock import ALONE, DeviceLock, Sharing
 from cuagent.durations import Stage
 from cuagent.events import Emit, Phase
-from cuagent.measure.timing.ahead import OpenedAhead
+from cuagent.measure.timing.ahead import OpenedAhead, Patience
 from cuagent.measure.timing.parts import fit_together
 from cuagent.measure.timing.repeats import clock
 from cuagent.measure.timing.rounds import TWIN
@@ -101,8 +103,7 @@ class Baselines:
         `timed_arms` then opens the processes that are missing.
         """
         self.names = tuple(names)
-        for name in self._warm.keys() - {*self.names, *self._kept, TWIN}:
-            self._warm.pop(name).session.close()
+        self._end(self._warm.keys() - {*self.names, *self._kept, TWIN})
 
     def keep(self, names: Sequence[str]) -> None:
         """Let the processes of these baselines stay open for a later timing, even while others are
@@ -145,10 +146,10 @@ class Baselines:
         if self.device is Device.CUDA and len(missing) > 1:
             self.open_ahead(missing)
 
-    def still_opening(self, names: Sequence[str], seconds: float) -> tuple[str, ...]:
-        """Wait at most `seconds`; return those of `names` that are still opening in the
+    def still_opening(self, names: Sequence[str], patience: Patience) -> tuple[str, ...]:
+        """Wait as `patience` says; return those of `names` that are still opening in the
         background."""
-        return self._ahead.unfinished(names, seconds) if self._ahead is not None else ()
+        return self._ahead.late(names, patience) if self._ahead is not None else ()
 
     def give_up(self, names: Sequence[str]) -> None:
         """End the background processes of `names`, which are not timed any more."""
@@ -244,21 +245,41 @@ class Baselines:
 
     def renew(self, allowed_s: float) -> None:
         """End the processes that opened in less than `allowed_s` seconds; the next timing opens
-        fresh ones.
+        fresh ones. A process that was in no timing yet is fresh.
 
         One eager process kept for twelve timings measured 1.52 times slower than each fresh
         candidate on a machine with 16 cores; the cause is unknown (docs/concepts/timing.md). So
         eager's process is as new as the candidate's in each timing.
         """
-        for name, timed_arm in list(self._warm.items()):
-            if timed_arm.opened_s < allowed_s:
-                timed_arm.session.close()
-                del self._warm[name]
+        warm = self._warm.items()
+        self._end([n for n, arm in warm if arm.was_timed and arm.opened_s < allowed_s])
+
+    def note_timed(self, names: Iterable[str]) -> None:
+        """Note that the processes of these baselines are timed now, so that they are not fresh."""
+        for name in self._warm.keys() & set(names):
+            self._warm[name].was_timed = True
 
     def end(self, name: str) -> None:
         """End a baseline's process, if it has one, so that the next timing opens a fresh one."""
-        if (timed_arm := self._warm.pop(name, None)) is not None:
-            timed_arm.session.close()
+        self._end([name] if name in self._warm else [])
+
+    def _end(self, names: Iterable[str]) -> None:
+        """End the processes of baselines that have one.
+
+        All are killed before the first is waited for: a driver releases the memory of each.
+        """
+        sessions = [self._warm.pop(name).session for name in names]
+        for session in sessions:
+            if not session.closed:
+                with suppress(ProcessLookupError):
+                    os.killpg(session.pid, signal.SIGKILL)
+        for session in sessions:
+            session.close()
+
+    @property
+    def will_open_together(self) -> bool:
+        """True if the baselines without a process open at the same time in the next timing."""
+        return bool(self._missing())
 
     def close(self) -> None:
         """End all processes and free the memory of the batch. A second call does nothing."""
@@ -266,8 +287,7 @@ class Baselines:
             self._ahead.end()
             self._ahead = None
         while self._warm:  # a thread that was interrupted while it opened one may still add it
-            _, timed_arm = self._warm.popitem()
-            timed_arm.session.close()
+            self._end(list(self._warm))
         self.were_opened = False
         if self._batch is not None:
             self.referee.batches.discard(self._batch)

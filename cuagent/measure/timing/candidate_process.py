@@ -66,8 +66,14 @@ class CandidateProcess:
 
     def begin(self, attempt: Attempt) -> None:
         """On a GPU, fork the candidate's process now, so that CUDA starts in it while the baselines
-        open."""
-        if self._prewarmed is None and self.device is Device.CUDA and not self.referee.large:
+        open.
+
+        That of a large task only if they open at the same time, because the memory suffices.
+        """
+        early = self.device is Device.CUDA and (
+            not self.referee.large or self._baselines.will_open_together
+        )
+        if self._prewarmed is None and early:
             waiting = self.referee.processes.waiting(attempt, cores=self._baselines.cores)
             self._prewarmed = attempt, waiting
 

@@ -20,6 +20,9 @@ ROW_S = 0.02
 """Approximate duration in seconds of a row, after which the message to the process takes 1 %."""
 CALLS = 10, 200
 """Smallest and largest number of calls in a row."""
+LONGEST_ROW_S, LEAST_CALLS = 0.1, 2
+"""Longest row in seconds, and the least number of calls of an arm whose smallest number of calls
+would take longer. A message adds less than 1 % to so long a row."""
 ROWS = 2
 """Number of rows of each arm, of which the quicker one counts."""
 LONGEST_CALL_S = 0.01
@@ -35,11 +38,16 @@ def time_in_a_row(timed_arms: Mapping[str, TimedArm], batch: Batch, slot: int) -
     usual = {name: median(arm.claims) for name, arm in timed_arms.items() if arm.claims}
     if not usual or min(usual.values()) > LONGEST_CALL_S:
         return
-    fewest, most = CALLS
     for _ in range(ROWS):
         for name, seconds in usual.items():
             arm = timed_arms[name]
-            calls = max(fewest, min(most, int(ROW_S / max(seconds, 1e-7))))
             batch.lay_out(name, [slot])
-            found = arm.session.row(batch.lent, slot, calls, deadline_s=LIMIT_S)
+            found = arm.session.row(batch.lent, slot, _calls(seconds), deadline_s=LIMIT_S)
             arm.in_a_row_s = min(found, arm.in_a_row_s or found)
+
+
+def _calls(seconds: float) -> int:
+    """Return the number of calls in a row of an arm whose call takes `seconds`."""
+    (fewest, most), call_s = CALLS, max(seconds, 1e-7)
+    calls = max(fewest, min(most, int(ROW_S / call_s)))
+    return max(LEAST_CALLS, min(calls, int(LONGEST_ROW_S / call_s + 0.5)))

@@ -101,6 +101,7 @@ class RoundRunner:
             self.emit(
                 Phase(_progress(effort, rounds_done, len(timed_arms.keys() - {TWIN})), passing=True)
             )
+            self.baselines.note_timed(timed_arms)
             with one_thread(self.device):
                 wrong, slowed = self._repeats(timed_arms, batch, effort) if timed_arms else ("", 0)
             left = session is not None and system_load.threads_outside(

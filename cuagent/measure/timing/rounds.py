@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from cuagent.arms import CANDIDATE, COMPILE, EAGER
+from cuagent.measure.rungs import POSSIBLE_GAIN
 from cuagent.measure.statistics import (
     Looks,
     log_ratios,
@@ -52,6 +53,13 @@ CLEAR_ROUNDS = 2
 AGREEING = 0.02
 """Largest log ratio between the rounds of a timing that ends after `CLEAR_ROUNDS`. A baseline that
 the host delays scatters more."""
+AGREEING_SHARE = 0.06
+"""Rounds whose log ratios differ by more than `AGREEING` also agree if they differ by at most this
+share of the smallest one: how slow a baseline of 15 times the candidate's time is need not be known
+to 2 %."""
+SCATTERED = 0.1
+"""Standard deviation of a log ratio from one set of processes to the next that is assumed if the
+rounds of a timing that ends early differ by more than `AGREEING`. It is that of a busy host."""
 QUICK_CONFIDENCE = {Device.CPU: 0.99, Device.CUDA: 0.95}
 BETWEEN_PROCESSES = {Device.CPU: 0.03, Device.CUDA: 0.004}
 """Standard deviation of a log ratio from one set of processes to the next. For CUDA it was
@@ -248,6 +256,9 @@ def ratio(
         return over_rounds(logs, LOOKS.per_look)
     if effort is Effort.RECORD:
         prior = math.hypot(BETWEEN_PROCESSES[device], resolution)
+        medians = [median(pairs) for pairs in logs]
+        if device is Device.CUDA and max(medians) - min(medians) > AGREEING:
+            prior = max(prior, SCATTERED)
         return over_few_rounds(logs, LOOKS.per_look, prior, PRIOR_WEIGHT)
     confidence = QUICK_CONFIDENCE[device]
     if device is Device.CPU:
@@ -281,10 +292,27 @@ def is_decided(
     of eager over the other baselines.
     """
     least = CLEAR_ROUNDS if device is Device.CUDA else LOOKS.rounds[0]
-    has_early_end = not alone and len(rounds) >= least
-    if has_early_end and (is_hopeless(rounds, ratios, device) or is_clear(rounds, ratios, device)):
-        return True
+    if len(rounds) >= least:
+        if alone and device is Device.CUDA and _are_settled(rounds, ratios, device):
+            return True
+        if not alone and is_hopeless(rounds, ratios, device):
+            return True
+        if not alone and is_clear(rounds, ratios, device):
+            return True
     return may_stop(len(rounds), ratios.values())
+
+
+def _are_settled(rounds: Sequence[Round], over_eager: Mapping[str, Ratio], device: Device) -> bool:
+    """Return True if each rung clearly beats eager, or surely gains less than `POSSIBLE_GAIN`.
+
+    A timing that stops because nothing gains claims no gain, so it needs no share of alpha.
+    """
+    return all(
+        _agree(_medians(rounds, EAGER, name, device))
+        if ratio.low > 1 + CLEAR
+        else ratio.high < 1 + POSSIBLE_GAIN and ratio.standing is not Standing.FASTER
+        for name, ratio in over_eager.items()
+    )
 
 
 def may_stop(rounds: int, ratios: Iterable[Ratio]) -> bool:
@@ -306,23 +334,28 @@ def is_clear(
 
     `ratios` are those of the baselines over the candidate. Only on a GPU, where the scatter between
     processes is known. Noise that makes equal modules differ by `CLEAR` would not repeat within
-    `AGREEING`, so this early end needs no share of alpha.
+    `AGREEING`, nor any larger noise within `AGREEING_SHARE` of itself, so this early end needs no
+    share of alpha.
     """
     if device is not Device.CUDA or len(rounds) < CLEAR_ROUNDS or not ratios:
         return False
     return all(
-        ratio.low > 1 + CLEAR and _spread(rounds, name, arm, device) <= AGREEING
+        ratio.low > 1 + CLEAR and _agree(_medians(rounds, name, arm, device))
         for name, ratio in ratios.items()
     )
 
 
-def _spread(rounds: Sequence[Round], baseline: str, arm: str, device: Device) -> float:
-    """Return the largest minus the smallest median log ratio of the rounds."""
-    medians = [
+def _medians(rounds: Sequence[Round], baseline: str, arm: str, device: Device) -> list[float]:
+    """Return the median log ratio of each round."""
+    return [
         median(log_ratios(levels(taken, baseline, device), levels(taken, arm, device)))
         for taken in rounds
     ]
-    return max(medians) - min(medians)
+
+
+def _agree(medians: Sequence[float]) -> bool:
+    """Return True if the log ratios of the rounds differ by little, for their size."""
+    return max(medians) - min(medians) <= max(AGREEING, AGREEING_SHARE * min(medians))
 
 
 def is_hopeless(rounds: Sequence[Round], baselines: Iterable[str], device: Device) -> bool:
@@ -330,14 +363,7 @@ def is_hopeless(rounds: Sequence[Round], baselines: Iterable[str], device: Devic
 
     A timing that stops for this reason claims no gain, so it needs no share of alpha.
     """
-    return any(
-        all(
-            median(log_ratios(levels(taken, name, device), levels(taken, CANDIDATE, device)))
-            < -HOPELESS
-            for taken in rounds
-        )
-        for name in baselines
-    )
+    return any(max(_medians(rounds, name, CANDIDATE, device)) < -HOPELESS for name in baselines)
 
 
 def hopeless_rungs(

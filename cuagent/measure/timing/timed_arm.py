@@ -77,6 +77,8 @@ class TimedArm:
     blocks: list[BlockTime] = field(default_factory=list)
     single_calls: list[BlockTime] = field(default_factory=list)
     """Time of one single call after each block; empty if blocks have one call."""
+    was_timed: bool = False
+    """True if the process was in a timing."""
     memory: int | None = None
     """GPU memory of the process in bytes, CUDA context included."""
     in_a_row_s: float | None = None

@@ -24,6 +24,7 @@ from cuagent.device_lock import ALONE, DeviceLock, Sharing
 from cuagent.durations import Stage
 from cuagent.events import Emit, ignore
 from cuagent.measure.roofline.ceilings import describe
+from cuagent.measure.timing.ahead import Patience
 from cuagent.measure.timing.baselines import Baselines
 from cuagent.measure.timing.candidate_process import BUDGET_S, CandidateProcess
 from cuagent.measure.timing.parts import fit_together, is_final, merge, parts_of
@@ -249,10 +250,10 @@ class Timer:
         """Reasons, by baseline, why it does not open or was lost."""
         return self._baselines.failed
 
-    def still_opening(self, baselines: Sequence[str], seconds: float) -> tuple[str, ...]:
-        """Wait at most `seconds`; return those of `baselines` that are still opening in the
+    def still_opening(self, baselines: Sequence[str], patience: Patience) -> tuple[str, ...]:
+        """Wait as `patience` says; return those of `baselines` that are still opening in the
         background."""
-        return self._baselines.still_opening(baselines, seconds)
+        return self._baselines.still_opening(baselines, patience)
 
     def give_up(self, baselines: Sequence[str]) -> None:
         """End the background processes of these baselines, which are not timed any more.
