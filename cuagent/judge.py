@@ -40,7 +40,7 @@ from cuagent.verify.admission import Admission, admit
 from cuagent.verify.compiled_code import compiles_when_called
 from cuagent.verify.pending import PendingVerdict
 from cuagent.verify.referee import Isolation, Referee
-from cuagent.verify.sanitize import gated, lacks_a_tool
+from cuagent.verify.sanitize import gated
 from cuagent.verify.standing import StandingVerdicts
 from cuagent.worker import ForkServer
 
@@ -219,22 +219,13 @@ class LocalJudge:
         """Verify an attempt at record effort now, while rungs compile in the background.
 
         The next call of `judge` for it at record effort uses this verdict. Does nothing if the
-        rungs would not compile meanwhile. Where the draws of an earlier verdict stand, only the
-        further checks are made; one that could not run beside the rungs is repeated by `judge`.
+        rungs would not compile meanwhile.
         """
-        standing = self._standing.of(attempt.digest)
-        if standing is not None:
-            self._ladder.open_last_rungs()
-        elif self.device_lock.lock is None and not self.overlap.open_while_verifying:
+        if self.device_lock.lock is None and not self.overlap.open_while_verifying:
             return
         found = self._verdict(attempt, Effort.RECORD, None)
-        self.referee.make_room()  # for the rungs
-        if found[1].reason is Reason.INFRASTRUCTURE:  # `judge` verifies it again
-            return
-        if standing is not None and lacks_a_tool(found[1]):
-            self._standing.keep(standing, Effort.QUICK)
-            return
-        self._verified_ahead = found
+        if found[1].reason is not Reason.INFRASTRUCTURE:  # else `judge` verifies it again
+            self._verified_ahead = found
 
     def _verdict(
         self, attempt: Attempt, effort: Effort | None, build: Build | None
@@ -246,7 +237,7 @@ class LocalJudge:
         self._ladder.open_later_rungs()
         standing = self._standing.take(attempt.digest, effort)
         paused: AbstractContextManager[None] = nullcontext()
-        if standing is None and not self.overlap.open_while_verifying:
+        if not self.overlap.open_while_verifying:
             paused = self._timer.opening_paused(self._ladder.baselines(effort))
         begins_early = self.overlap.begin_while_building and not compiles_when_called(attempt)
         if build is None and (standing is not None or not begins_early):

@@ -165,16 +165,6 @@ class TaskLadder:
         self._timer.open_ahead(self._unopened)
         self._unopened = ()
 
-    def open_last_rungs(self) -> None:
-        """Begin to open the late rungs of a large task on a GPU, in the background.
-
-        Nothing but the checks of a record judgement may need the device until they are measured.
-        """
-        if self.found is not None and self._timer.referee.large:
-            names = [name for name in self.found.later if name not in self._given_up]
-            if self._task.device is Device.CUDA:
-                self._timer.open_ahead(names, at_last=True)
-
     def compile_later_rungs(self) -> None:
         """Begin to compile the rungs that the record timing adds, if another judge uses the device.
 

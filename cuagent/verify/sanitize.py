@@ -94,8 +94,6 @@ BUDGET_S = 15.0
 SHARED, FEW = "shared", "few"
 """Names of the folders with the files that all tools read, and that racecheck reads for few
 rows."""
-NOTE = "compute-sanitizer "
-"""Beginning of the note on each tool."""
 MISSING = (
     "compute-sanitizer is not installed: accesses outside memory that the candidate allocates are "
     "not checked"
@@ -169,11 +167,6 @@ def gated(
                 output=report.text,
             )
     return replace(verdict, notes=(*verdict.notes, *map(_note, check.reports), check.coverage))
-
-
-def lacks_a_tool(verdict: Verdict) -> bool:
-    """Return True if a tool of compute-sanitizer could not run or end, by the verdict's notes."""
-    return any(f": {Outcome.UNKNOWN}" in n for n in verdict.notes if n.startswith(NOTE))
 
 
 def sanitize(
@@ -355,4 +348,4 @@ def _write_tensors(file: Path, tensors: Sequence[Tensor], device_lock: DeviceLoc
 
 def _note(report: Report) -> str:
     first = next(iter(report.text.splitlines()), "")
-    return f"{NOTE}{report.tool}: {report.outcome}{first and f': {first}'}"
+    return f"compute-sanitizer {report.tool}: {report.outcome}{first and f': {first}'}"

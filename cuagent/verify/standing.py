@@ -31,11 +31,6 @@ class StandingVerdicts:
         if self._stand and verdict.accepted and effort is Effort.QUICK:
             self._verdicts[verdict.attempt] = verdict
 
-    def of(self, attempt: str) -> Verdict | None:
-        """Return the verdict on the attempt of this digest that may stand; None if there is
-        none."""
-        return self._verdicts.get(attempt)
-
     def take(self, attempt: str, effort: Effort | None) -> Verdict | None:
         """Return the verdict on the attempt of this digest, whose draws count at record effort;
         None if there is none."""

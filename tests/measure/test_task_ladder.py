@@ -177,20 +177,3 @@ def test_a_rung_that_cannot_gain_is_neither_opened_nor_named_as_late(
     assert ladder.measure(whole=True, wait_s=0.1).later == ()
     assert joined == [LATE[1:]]
     assert TUNED not in timer.opened
-
-
-@pytest.mark.parametrize(("large", "device"), [(True, "cuda"), (True, "cpu"), (False, "cuda")])
-def test_late_rungs_of_a_large_task_may_open_before_they_are_waited_for(
-    large: bool, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    timer = Timer(large)
-    timer.referee.task.device = Device(device)
-    monkeypatch.setattr(task_ladder, "measure_ladder", lambda *_, **__: convolution({}))
-    compiler: Any = None
-    made: Any = timer
-    ladder = TaskLadder(made, compiler, baselines=(), fresh=False, before_timing=lambda: None)
-    ladder.open_last_rungs()
-    ladder.measure()
-    before = list(timer.opened)
-    ladder.open_last_rungs()
-    assert timer.opened[len(before) :] == (list(LATE) if large and device == "cuda" else [])
