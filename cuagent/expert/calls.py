@@ -26,12 +26,15 @@ from cuagent.expert.options import Options
 from cuagent.expert.products import triton as matrix_product
 from cuagent.expert.products.product import Product
 from cuagent.expert.products.qualify import tiles_of
-from cuagent.expert.products.tiles import fitted, ranked, with_registers
+from cuagent.expert.products.tiles import FLOAT32, fitted, ranked, with_registers
 from cuagent.expert.streaming.group import Group
 
 MOST_SUMS = 64
 """Largest number of sums of a thread of a convolution where tensor cores read registers. Compiled
 for sm_89 (Triton 3.9), kernels with 128 sums spilled 0.6 kB (TF32) and 2.7 kB (float16)."""
+MOST_SUMS_OF_PARTS = 32
+"""The same for float32 products whose operands are split in registers: with 64 sums of 128 x 128
+they spilled 0.4 to 0.6 kB for sm_80."""
 
 
 def group_call(
@@ -103,6 +106,9 @@ def _product_call(
     tiles = ranked(*sizes, tiles_of(step, graph))
     # Both float16 parts of a split operand have the bytes of its float32 elements.
     item, rights = ITEM_BYTES[step.node.dtype], 1 if step.second is None else 2
+    if {*tiles} == {*FLOAT32} and not target.multiplies_from_shared:
+        narrow = (with_registers(tile, 1, MOST_SUMS_OF_PARTS) for tile in tiles)
+        tiles = tuple(tile for tile in narrow if tile.warps <= FLOAT32[0].warps)
     tile = fitted(tiles[min(options.tiles, len(tiles) - 1)], target.capability, item, rights)
     return TritonCall(name, text, step, partial(matrix_product.launch, product=step, tile=tile))
 

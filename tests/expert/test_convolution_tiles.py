@@ -130,6 +130,23 @@ def test_threads_have_few_sums_where_tensor_cores_read_registers(
     assert max(map(int, found)) == warps
 
 
+@pytest.mark.parametrize(("capability", "tile"), [((9, 0), None), ((8, 0), "128, 64, 32")])
+def test_split_operands_leave_registers_for_few_sums(
+    tmp_path: Path, capability: tuple[int, int], tile: str | None
+) -> None:
+    path = tmp_path / "task.py"
+    layer = "nn.Linear(2048, 2048)"
+    path.write_text(LAYER_TASK.format(layer=layer, shape="2048, 2048", body="F.relu(self.c(x))"))
+    target = Target("cuda", capability, 108)
+    made = make_candidate(
+        replace(open_subject(load_task(f"{path}:Model")), target=target), Options()
+    )
+    assert made is not None
+    text = made.files["model_new.py"]
+    assert "linear_relu_kernel[" in text
+    assert tile is None or f"{tile}, num_warps=8" in text
+
+
 def test_tile_gets_at_most_sixteen_warps() -> None:
     tile = Tile(256, 64, 32, 8, 2, 1.0)
     assert with_registers(tile, 1, 64).warps == 8
