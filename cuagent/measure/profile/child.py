@@ -24,7 +24,7 @@ from cuagent.measure.roofline.model import Work
 from cuagent.measure.roofline.work import count_calls
 from cuagent.sandbox import Tier, enter
 from cuagent.sandbox.policy import policy_from_json
-from cuagent.task import Device, TaskError, flatten, open_reference, read_settings
+from cuagent.task import Device, TaskError, Values, flatten, open_reference, read_settings
 from cuagent.task.reference import Reference
 from cuagent.task.settings import arm_settings, candidate_settings
 from cuagent.worker.arms import ModelSpec, import_arm
@@ -78,7 +78,9 @@ def once(folder: Path) -> None:
 
     model_spec = ModelSpec.from_json(json.loads((folder / REQUEST).read_text()))
     assert model_spec.task is not None
-    reference = open_reference(model_spec.task)
+    reference = dataclasses.replace(
+        open_reference(model_spec.task), values=Values.DRAWN_THERE
+    )
     inputs = reference.inputs(model_spec.seed)
     model: Any = reference.model(model_spec.seed)
     _apply_settings(model_spec)
@@ -111,7 +113,9 @@ def _open(model_spec: ModelSpec) -> _Opened:
     import torch
 
     assert model_spec.task is not None
-    reference = open_reference(model_spec.task)
+    reference = dataclasses.replace(
+        open_reference(model_spec.task), values=Values.DRAWN_THERE
+    )
     opened = _Opened(
         model_spec, reference, reference.inputs(model_spec.seed), reference.model(model_spec.seed)
     )

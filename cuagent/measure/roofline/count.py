@@ -13,12 +13,13 @@ import json
 import shutil
 import socket
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from cuagent.device_lock import ALONE, Sharing
 from cuagent.measure.roofline.model import Work
 from cuagent.measure.roofline.work import count_work, matrix_unit
-from cuagent.task import Task, TaskError, check_runs, open_reference
+from cuagent.task import Task, TaskError, Values, check_runs, open_reference
 from cuagent.task.plain import task_from_json, task_to_json
 from cuagent.verify.oracle.process import ONE_QUEUE
 from cuagent.worker import ForkServer
@@ -79,7 +80,8 @@ def _count(task: Task, fork_server: ForkServer, sharing: Sharing) -> tuple[Work,
 def serve(channel: socket.socket, folder: Path) -> None:
     """Count the work of the task in the request, in the child, and send the result."""
     try:
-        reference = open_reference(task_from_json(json.loads((folder / REQUEST).read_text())))
+        task = task_from_json(json.loads((folder / REQUEST).read_text()))
+        reference = replace(open_reference(task), values=Values.DRAWN_THERE)
         check_runs(reference)
         work = count_work(reference)
         answer = {"work": work.to_json(), "unit": matrix_unit(reference, work)}
