@@ -1,4 +1,4 @@
-"""Large random fills are put off, and a constructor that needs their numbers gets the usual ones."""
+"""Large random fills are put off; a constructor that needs their numbers gets the usual ones."""
 
 from __future__ import annotations
 

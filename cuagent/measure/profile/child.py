@@ -78,9 +78,7 @@ def once(folder: Path) -> None:
 
     model_spec = ModelSpec.from_json(json.loads((folder / REQUEST).read_text()))
     assert model_spec.task is not None
-    reference = dataclasses.replace(
-        open_reference(model_spec.task), values=Values.DRAWN_THERE
-    )
+    reference = dataclasses.replace(open_reference(model_spec.task), values=Values.DRAWN_THERE)
     inputs = reference.inputs(model_spec.seed)
     model: Any = reference.model(model_spec.seed)
     _apply_settings(model_spec)
@@ -113,9 +111,7 @@ def _open(model_spec: ModelSpec) -> _Opened:
     import torch
 
     assert model_spec.task is not None
-    reference = dataclasses.replace(
-        open_reference(model_spec.task), values=Values.DRAWN_THERE
-    )
+    reference = dataclasses.replace(open_reference(model_spec.task), values=Values.DRAWN_THERE)
     opened = _Opened(
         model_spec, reference, reference.inputs(model_spec.seed), reference.model(model_spec.seed)
     )
