@@ -95,8 +95,10 @@ class TaskLadder:
         return tuple(name for name in names if name not in late)
 
     def start(self) -> None:
-        """Begin to open the compile rung in the background."""
+        """Begin to open the compile rung in the background, and to count the task's work, on which
+        the other rungs depend."""
         self._timer.open_ahead([COMPILE])
+        self._timer.count_ahead()
 
     def open_first_rungs(self) -> None:
         """On a GPU, begin to open the other rungs that are measured first, in the background.

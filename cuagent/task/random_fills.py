@@ -127,7 +127,7 @@ class RandomFills:
         return result
 
     def _has_room(self, needed: int, seed: int) -> bool:
-        """Return True if a fill of `needed` bytes fits, after fills of other seeds were forgotten."""
+        """Return True if a fill of `needed` bytes fits; forget fills of other seeds if needed."""
         if needed > self._most_bytes:
             return False
         for key in [key for key, known in self._known.items() if known[-1] != seed]:

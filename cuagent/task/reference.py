@@ -90,7 +90,7 @@ class Reference:
         return self.cls(*args, **named).eval()
 
     def _with_deferred_fills(self, seed: int) -> torch.nn.Module | None:
-        """Return a model whose large random fills are put off, by `values`; None if they cannot be."""
+        """Return a model whose large random fills are put off; None if they cannot be."""
         device = self.task.device
         draw = self.values is Values.DRAWN_THERE
         if self.values is Values.CONSTRUCTED or self._not_deferrable:
