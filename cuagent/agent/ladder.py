@@ -37,11 +37,11 @@ ROUNDING_ERROR = 1e-8
 Rounding results of float32 arithmetic to float32 alone gives more, so the outputs must be nearly
 constant: those of MobileNetV1 as it is initialised have 2.3e-10, and cuDNN computed it in TF32.
 """
-FIRST_WAIT_S = {Device.CPU: 15.0, Device.CUDA: 8.0}
+FIRST_WAIT_S = {Device.CPU: 30.0, Device.CUDA: 8.0}
 """Longest wait in seconds, before the first step, for rungs that open quickly.
 
 torch.compile has begun to compile some ten seconds before. For a network of 700 operators, or a
-loop of 256 steps, it takes 60 to 110 s (H200).
+loop of 256 steps, it takes 60 to 110 s (H200). On a CPU it takes the processors that attempts need.
 """
 WAIT_S = {Device.CPU: 5.0, Device.CUDA: 15.0}
 """Longest wait in seconds, at the end of a run, for rungs that still compile in the background.

@@ -38,10 +38,15 @@ def test_the_preparation_runs_beside_the_block_and_after_it() -> None:
 
 def test_a_refused_task_waits_for_the_preparation() -> None:
     model: Any = Preparing()
-    with pytest.raises(ValueError, match="refused"), _preparing(model, judge()):
-        assert model.begun.wait(10.0)
-        threading.Timer(0.2, model.released.set).start()
-        raise ValueError("refused")
+
+    def refuse() -> None:
+        with _preparing(model, judge()):
+            assert model.begun.wait(10.0)
+            threading.Timer(0.2, model.released.set).start()
+            raise ValueError("refused")
+
+    with pytest.raises(ValueError, match="refused"):
+        refuse()
     assert model.done.is_set()
 
 

@@ -193,6 +193,7 @@ class CompilingTimer(Timer):
 def partial_ladder(monkeypatch: pytest.MonkeyPatch) -> tuple[CompilingTimer, TaskLadder]:
     """Return a ladder that was measured before torch.compile had opened, with its timer."""
     timer = CompilingTimer()
+    timer.referee.task = SimpleNamespace(device=Device.CUDA)
     made: Any = timer
     compiler: Any = None
     rung = Rung(EAGER, 1.0, Ratio(1.0, 1.0, 1.0), 0.0, True, 0.1, None, True)
