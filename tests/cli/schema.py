@@ -17,7 +17,7 @@ BY_NAME = {
     "relative_errors",
     "stages",
 }
-"""Keys whose values are objects with variable keys: names of baselines, operators, parts, stages."""
+"""Keys whose values are objects with variable keys: names of baselines, operators, stages."""
 
 
 def assert_follows(told: dict[str, Any], name: str) -> None:
