@@ -30,10 +30,22 @@ if TYPE_CHECKING:
 
 OVERWRITING = ("zeros_", "ones_", "constant_", "zero_", "fill_")
 """Names of functions that fill a tensor with one number."""
-FORM = ("shape", "dtype", "device", "ndim", "layout", "requires_grad", "grad_fn", "grad", "is_leaf")
+FORM = (
+    "data",
+    "shape",
+    "dtype",
+    "device",
+    "ndim",
+    "layout",
+    "requires_grad",
+    "grad_fn",
+    "grad",
+    "is_leaf",
+)
 FORM_METHODS = ("dim", "size", "numel", "nelement", "element_size", "stride", "__len__")
 FORM_TESTS = ("is_contiguous", "is_floating_point", "is_complex", "requires_grad_")
-"""Names of the attributes and methods of tensors that do not read their numbers."""
+"""Names of the attributes and methods of tensors that do not read their numbers. `data` is another
+tensor of the same memory, whose uses count too."""
 
 
 @dataclass(frozen=True)

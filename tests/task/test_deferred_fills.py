@@ -35,6 +35,17 @@ class Deferrable(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
 
+class InitialisedAgain(nn.Module):
+    """Replaces the initial numbers in the way of transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 16))
+        for layer in self.layers:
+            layer.weight.data.normal_(mean=0.0, std=3.0)
+            layer.bias.data.zero_()
+
+
 class Touching(nn.Module):
     """Every large fill is read or changed by the constructor."""
 
@@ -124,6 +135,20 @@ def test_fills_are_put_off_and_have_the_same_distributions() -> None:
     assert torch.equal(built(Deferrable)[0].weight, model.weight), "one seed gives one model"
 
 
+def test_numbers_that_are_replaced_are_never_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DeferredFills, "_make_all", lambda _: pytest.fail("fills were made"))
+    model, done = built(InitialisedAgain)
+    assert done
+    for layer in model.layers:
+        assert 2.0 < float(layer.weight.detach().std()) < 4.0
+        assert not layer.bias.any()
+
+
+def kept_data(model: nn.Module) -> None:
+    model.linear = nn.Linear(16, 32)
+    model.start = model.linear.weight.data
+
+
 def test_no_number_is_drawn_without_need(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Tensor] = []
     monkeypatch.setattr(nn.init, "_no_grad_uniform_", lambda tensor, *_: drawn.append(tensor))
@@ -151,6 +176,7 @@ def test_numbers_that_the_constructor_uses_are_the_usual_ones() -> None:
         kept_as_parameter,
         unregistered,
         not_persistent,
+        kept_data,
         other_draw,
         own_seed,
         replaced,
