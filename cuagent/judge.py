@@ -118,7 +118,8 @@ class LocalJudge:
     # -- the ladder that attempts are compared with
 
     def start_ladder(self) -> None:
-        """Begin to open torch.compile's rung and the reference's profiler in the background."""
+        """Begin to open torch.compile's rung and the reference's profiler in the background, and to
+        count the task's work."""
         self._ladder.start()
         if self.overlap.prewarm_profile:
             # A run usually profiles the reference first.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from cuagent.task.task import Task
 
 
+LONGEST_PREPARATION_S = 10.0
+"""Longest wait in seconds for a model that prepares itself for a task that was refused."""
 MODEL_TIMEOUT = "--model-timeout"
 LIMITS = ("model_timeout", "max_steps", "max_cost", "max_time", "max_device_time")
 """Settings that a run keeps when it is continued, if they were given as options."""
@@ -203,7 +205,8 @@ def opened(plan: Plan, emit: Emit) -> Iterator[Run]:
         raise_if_interrupted(interrupted)
         judge.start_ladder()
         if resumed is None:
-            _admit(judge, emit)
+            with _preparing(plan.model, judge):
+                _admit(judge, emit)
             raise_if_interrupted(interrupted)
             judge.open_first_rungs()
         both: dict[str, Any] = {
@@ -222,6 +225,31 @@ def opened(plan: Plan, emit: Emit) -> Iterator[Run]:
                 run.inbox.put(plan.message)
             run.cancelled = interrupted  # checked at each wait of the run and after each call
             yield run
+
+
+@contextmanager
+def _preparing(model: Model, judge: LocalJudge) -> Iterator[None]:
+    """Let a model that can prepare itself begin while the task is examined in another process.
+
+    It works on after the block, and its next preparation waits for it. If the block fails, because
+    the task is refused, wait for it instead: Python cannot end while its thread runs torch.
+    """
+    prepare = None if judge.referee.large else getattr(model, "prepare", None)
+    if prepare is None:
+        yield
+        return
+
+    def work() -> None:
+        with suppress(Exception):  # the next preparation meets it again
+            prepare()
+
+    thread = threading.Thread(target=work, name="cuagent-preparing", daemon=True)
+    thread.start()
+    try:
+        yield
+    except BaseException:
+        thread.join(LONGEST_PREPARATION_S)
+        raise
 
 
 def _admit(judge: LocalJudge, emit: Emit) -> None:

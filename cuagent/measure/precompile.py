@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -30,7 +31,7 @@ from cuagent.durations import Stage
 from cuagent.lock_uses import LockUses
 from cuagent.measure.timing.surroundings import compiled_graphs
 from cuagent.measure.tuning_lock import tune_exclusively
-from cuagent.task import Task, TaskError, open_reference
+from cuagent.task import Task, TaskError, Values, open_reference
 from cuagent.task.plain import task_from_json, task_to_json
 from cuagent.task.settings import arm_settings, read_settings
 from cuagent.verify.oracle.process import ONE_QUEUE
@@ -151,7 +152,7 @@ def serve(channel: socket.socket, folder: Path) -> None:
     lock = DeviceLock(file, uses=LockUses(Stage.AUTOTUNING))
     try:
         task = task_from_json(order["task"])
-        reference = open_reference(task)
+        reference = replace(open_reference(task), values=Values.DRAWN_THERE)
         model, inputs = reference.model(0), reference.inputs(0)
         own = read_settings()
     except TaskError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -74,6 +75,8 @@ class ExpertModel:
         self._subject: Subject | None = None
         self._problem = ""
         self._proposals: dict[tuple[tuple[bool, ...], int, bool, bool], Proposal | None] = {}
+        self._preparing = threading.RLock()
+        """Mutex of the capture, which may begin in another thread."""
 
     def preload(self) -> None:
         """Import what `prepare` needs, three seconds of torch's code. Another thread may call it
@@ -86,7 +89,13 @@ class ExpertModel:
     def prepare(self) -> None:
         """Capture the module's graph and plan the first candidate now, which takes seconds, so that
         the first query is quick.
+
+        Another thread may call it while the task is examined; a later call waits for it.
         """
+        with self._preparing:
+            self._prepare()
+
+    def _prepare(self) -> None:
         from cuagent.expert.options import Options
         from cuagent.expert.search.choices import candidate_of
 
@@ -142,13 +151,14 @@ class ExpertModel:
         from cuagent.expert.capture.export import CaptureError
         from cuagent.expert.capture.subject import open_subject
 
-        if self._subject is None and not self._problem:
-            if self._task.device is Device.CPU:
-                let_threads_sleep()  # rungs compile and open meanwhile
-            try:
-                self._subject = open_subject(self._task)
-            except CaptureError as error:
-                self._problem = str(error)
+        with self._preparing:
+            if self._subject is None and not self._problem:
+                if self._task.device is Device.CPU:
+                    let_threads_sleep()  # rungs compile and open meanwhile
+                try:
+                    self._subject = open_subject(self._task)
+                except CaptureError as error:
+                    self._problem = str(error)
         return self._subject
 
     def _next(self, progress: Progress, tool_names: set[str]) -> tuple[str, list[Call]]:

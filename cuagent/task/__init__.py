@@ -4,7 +4,7 @@
 """
 
 from cuagent.task.load import load_task
-from cuagent.task.reference import Reference, check_runs, open_reference, training_note
+from cuagent.task.reference import Reference, Values, check_runs, open_reference, training_note
 from cuagent.task.settings import TorchSettings, read_settings
 from cuagent.task.task import Device, Precision, Task, TaskError
 from cuagent.task.tree import Spec, TreeError, flatten, unflatten
@@ -18,6 +18,7 @@ __all__ = [
     "TaskError",
     "TorchSettings",
     "TreeError",
+    "Values",
     "check_runs",
     "flatten",
     "load_task",

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,17 @@ if TYPE_CHECKING:
 
 SHOWN = 3
 """Largest number of submodules that the note about training mode names."""
+
+
+class Values(StrEnum):
+    """Origins of the numbers of large random weights (`deferred_fills.py`)."""
+
+    CONSTRUCTED = "constructed"
+    """The constructor draws them on the CPU, as in the user's process."""
+    DRAWN_THERE = "drawn there"
+    """They are drawn on the task's GPU, with the same distributions but other numbers."""
+    UNDEFINED = "undefined"
+    """They have none, because the caller loads a state dict before it uses the model."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +62,11 @@ class Reference:
     )
     """Function that returns the context in which the user's constructor runs."""
 
+    values: Values = Values.CONSTRUCTED
+    """How the large random weights of a model get their numbers."""
+    _not_deferrable: list[bool] = field(default_factory=list, compare=False, repr=False)
+    """Not empty if fills of this module cannot be put off."""
+
     def model(self, seed: int = 0) -> torch.nn.Module:
         """Return a new model in eval mode on the task's device, with parameters drawn from `seed`.
 
@@ -59,11 +76,41 @@ class Reference:
         what = f"{self.task.entry}({_call(args, named)})"
         hint = "" if self.task.init is not None else "; give its arguments with --init"
         advice = hint if not (args or named) else ""
-        with _user_code(self.task, what, advice), _seeded(seed), self.constructing():
-            model = self.cls(*args, **named).eval()
+        with _user_code(self.task, what, advice):
+            model = self._with_deferred_fills(seed)
+            if model is None:
+                with _seeded(seed), self.constructing():
+                    model = self._construct()
         _require_values(self.task, model)
         with _user_code(self.task, f"moving {self.task.entry} to {self.task.device}"):
             return model.to(self.task.device.value)
+
+    def _construct(self) -> torch.nn.Module:
+        args, named = self.init_args
+        return self.cls(*args, **named).eval()
+
+    def _with_deferred_fills(self, seed: int) -> torch.nn.Module | None:
+        """Return a model whose large random fills are put off; None if they cannot be."""
+        device = self.task.device
+        draw = self.values is Values.DRAWN_THERE
+        if self.values is Values.CONSTRUCTED or self._not_deferrable:
+            return None
+        if draw and device is Device.CPU:
+            return None
+        from cuagent.task.deferred_fills import DeferredFills
+
+        fills = DeferredFills()
+        with _seeded(seed):
+            try:
+                with self.constructing(), fills:
+                    model = self._construct()
+                if fills.finish(model, device.value, draw=draw):
+                    return model
+            except (Exception, SystemExit):
+                if not fills.was_used:
+                    raise
+        self._not_deferrable.append(True)
+        return None
 
     def inputs(self, seed: int = 0) -> list[Any]:
         """Return the positional arguments of one call, drawn from `seed`, on the task's device.

@@ -10,6 +10,7 @@ a copy of the weights.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from pathlib import Path
@@ -30,6 +31,7 @@ from cuagent.verify.oracle.client import Oracle
 from cuagent.worker import Arena, ForkServer, ModelSpec, Session
 from cuagent.worker.arms import COMPILERS
 from cuagent.worker.memory import device_use
+from cuagent.worker.memory.arena import start_device
 from cuagent.worker.open_timeout import OPEN_S
 from cuagent.worker.user_caches import INDUCTOR, user_caches
 from cuagent.worker.vector_units import VARIABLE, all_passed
@@ -38,6 +40,7 @@ from cuagent.worker.vector_units import VARIABLE, all_passed
 class Processes:
     """The processes of `task`; `close` ends them. Raises TaskError, ForkServerError, OracleLost.
 
+    `isolate` prepares this process and returns the tier of candidates, before any seed is drawn.
     If a `fork_server` is passed, `close` leaves it running. Otherwise one is started; with
     `compiler` it imports torch.compile while it is idle. `lock` is the path of the device's lock.
     While the oracle describes the task, `give_way` is called to release that lock for a waiting
@@ -47,7 +50,7 @@ class Processes:
     def __init__(
         self,
         task: Task,
-        tier: Tier,
+        isolate: Callable[[], Tier],
         fork_server: ForkServer | None = None,
         budget: int | None = None,
         kernels_only: bool = False,
@@ -66,17 +69,22 @@ class Processes:
         """Plan of the task's memory, which determines a candidate's memory limit; None before it is
         made.
         """
-        self.tier = tier
         self.memory_bytes = memory_bound()
         self.compiled = CompiledCode()
         """Files that attempts compiled at their first call, for their later processes."""
         self._ending = ExitStack()
         self.fork_server = fork_server or self._start()
         try:
+            self.tier = isolate()  # while the fork server imports torch
             import torch  # noqa: F401  (while the fork server imports it too)
 
             self.oracle = Oracle(self.fork_server, task, budget, lock)
             self._ending.callback(lambda: self.oracle.close())
+            if task.device is Device.CUDA:
+                # The referee's own context, while the oracle creates its one.
+                threading.Thread(
+                    target=start_device, args=(task.device.value,), daemon=True
+                ).start()
             self.facts = self.oracle.describe(give_way)
             state = self.facts.layouts.state
             self._timed_weights = Arena.create(state, 1, task.device.value)

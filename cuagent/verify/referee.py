@@ -98,15 +98,15 @@ class Referee:
         self.task = task
         self.budget = budget
         self.call_s = call_s
-        self.tier = _tier(isolation)
-        if self.tier is not Tier.NONE and os.geteuid() != 0 and task.device is Device.CPU:
-            harden()  # a worker under the same user id must not read the seeds from /proc
         self._closed = False
         self._begun: tuple[Session, ...] = ()
         """The process of a verdict that has begun."""
         self.processes = Processes(
-            task, self.tier, fork_server, budget, kernels_only, compiler, lock, give_way
+            task,
+            partial(_isolate, task, isolation),
+            *(fork_server, budget, kernels_only, compiler, lock, give_way),
         )
+        self.tier = self.processes.tier
         try:
             self._open()
         except BaseException:
@@ -419,6 +419,14 @@ class Referee:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _isolate(task: Task, isolation: Isolation) -> Tier:
+    """Return the tier in which candidates run, and protect this process from them."""
+    tier = _tier(isolation)
+    if tier is not Tier.NONE and os.geteuid() != 0 and task.device is Device.CPU:
+        harden()  # a worker under the same user id must not read the seeds from /proc
+    return tier
 
 
 def _tier(isolation: Isolation) -> Tier:

@@ -14,14 +14,14 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from cuagent.arms import CANDIDATE, COMPILE, EAGER, GRAPH
 from cuagent.attempt import ENTRY, MODULE
-from cuagent.task import Device, Precision, Task, TorchSettings, open_reference, unflatten
+from cuagent.task import Device, Precision, Task, TorchSettings, Values, open_reference, unflatten
 from cuagent.task.plain import task_from_json, task_to_json
 from cuagent.task.step import as_step
 from cuagent.worker.channels_last import to_channels_last
@@ -96,7 +96,8 @@ def import_arm(model_spec: ModelSpec, folder: Path) -> Callable[[], nn.Module]:
     """
     if model_spec.arm != CANDIDATE:
         assert model_spec.task is not None
-        reference = open_reference(model_spec.task)
+        # The referee loads all weights before the first call.
+        reference = replace(open_reference(model_spec.task), values=Values.UNDEFINED)
         return lambda: _compiled(reference.model(model_spec.seed), model_spec)
     if model_spec.kernels_only:
         refuse_computing_operators()

@@ -7,8 +7,17 @@ from pathlib import Path
 from typing import Any
 
 GOLDEN = Path(__file__).parents[1] / "record" / "results"
-BY_NAME = {"ratios", "free", "versions", "parts_s", "operators", "values", "relative_errors"}
-"""Keys whose values are objects with variable keys: names of baselines, operators, parts."""
+BY_NAME = {
+    "ratios",
+    "free",
+    "versions",
+    "parts_s",
+    "operators",
+    "values",
+    "relative_errors",
+    "stages",
+}
+"""Keys whose values are objects with variable keys: names of baselines, operators, stages."""
 
 
 def assert_follows(told: dict[str, Any], name: str) -> None:

@@ -90,6 +90,19 @@ def test_fills_are_computed_once() -> None:
     assert counts == [3, 0, 0]
 
 
+def test_fills_of_the_last_seeds_are_kept_while_there_is_room() -> None:
+    counts = []
+    for room, seeds in ((8192, (1, 2, 1)), (2048, (1, 2, 2, 1))):
+        fills = RandomFills(most_bytes=room)
+        for seed in seeds:
+            torch.manual_seed(seed)
+            with Counted() as counted, fills.remembered():
+                nn.Linear(16, 32, bias=False)
+            counts.append(counted.count)
+        assert fills._bytes <= room
+    assert counts == [1, 1, 0, 1, 1, 0, 1]
+
+
 def test_change_of_a_tensor_does_not_change_the_memory() -> None:
     fills = RandomFills()
     for _ in range(3):

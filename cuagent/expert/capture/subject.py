@@ -16,7 +16,7 @@ from cuagent.expert.capture.reference_text import (
     rebound,
     sibling_imports,
 )
-from cuagent.task import Device, Task, open_reference
+from cuagent.task import Device, Task, Values, open_reference
 from cuagent.task.settings import candidate_settings, read_settings
 from cuagent.task.step import Step
 
@@ -105,7 +105,7 @@ def open_subject(task: Task) -> Subject:
         )
     if names := ", ".join(sorted(rebound(text) & OURS)):
         raise CaptureError(f"{task.path.name} gives {names} another meaning; rename it")
-    reference = open_reference(task)
+    reference = replace(open_reference(task), values=Values.DRAWN_THERE)
     arguments = reference.inputs(0)
     backward = None
     if step is not None:

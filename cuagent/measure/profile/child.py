@@ -24,7 +24,7 @@ from cuagent.measure.roofline.model import Work
 from cuagent.measure.roofline.work import count_calls
 from cuagent.sandbox import Tier, enter
 from cuagent.sandbox.policy import policy_from_json
-from cuagent.task import Device, TaskError, flatten, open_reference, read_settings
+from cuagent.task import Device, TaskError, Values, flatten, open_reference, read_settings
 from cuagent.task.reference import Reference
 from cuagent.task.settings import arm_settings, candidate_settings
 from cuagent.worker.arms import ModelSpec, import_arm
@@ -41,6 +41,12 @@ TRACED_S = 0.3
 """Approximate duration in seconds of all profiled calls together."""
 MAX_CALLS = 20
 """Largest number of profiled calls of the model."""
+MOST_EVENTS = 10_000
+"""Largest number of events in a trace of several calls.
+
+torch takes some 0.1 ms to read one. The calls of a network of 700 operators in `TRACED_S` have
+70,000, which took 9 s (H200).
+"""
 
 
 def serve(channel: socket.socket, folder: Path) -> None:
@@ -78,7 +84,7 @@ def once(folder: Path) -> None:
 
     model_spec = ModelSpec.from_json(json.loads((folder / REQUEST).read_text()))
     assert model_spec.task is not None
-    reference = open_reference(model_spec.task)
+    reference = dataclasses.replace(open_reference(model_spec.task), values=Values.DRAWN_THERE)
     inputs = reference.inputs(model_spec.seed)
     model: Any = reference.model(model_spec.seed)
     _apply_settings(model_spec)
@@ -111,7 +117,7 @@ def _open(model_spec: ModelSpec) -> _Opened:
     import torch
 
     assert model_spec.task is not None
-    reference = open_reference(model_spec.task)
+    reference = dataclasses.replace(open_reference(model_spec.task), values=Values.DRAWN_THERE)
     opened = _Opened(
         model_spec, reference, reference.inputs(model_spec.seed), reference.model(model_spec.seed)
     )
@@ -148,7 +154,7 @@ def _profile(opened: _Opened, folder: Path) -> dict[str, Any]:
         before = time.process_time()
         times = _seconds(lambda: model(*inputs), model_spec.device, count)
         busy_threads = (time.process_time() - before) / sum(times)
-        figures = _traced(lambda: model(*inputs), model_spec.device, count)
+        figures = _profiled(lambda: model(*inputs), model_spec.device, count)
     return figures | {
         "own_work": own_work.to_json() if own_work is not None else None,
         "seconds": statistics.median(times),
@@ -192,9 +198,17 @@ def _seconds(call: Callable[[], Any], device: Device, count: int) -> list[float]
     return times
 
 
-def _traced(call: Callable[[], Any], device: Device, count: int) -> dict[str, Any]:
+def _profiled(call: Callable[[], Any], device: Device, most: int) -> dict[str, Any]:
+    """Profile at most `most` calls, or so many that there are `MOST_EVENTS`; return the figures of
+    `_traced`."""
+    figures, events = _traced(call, device, 1)
+    count = min(most, MOST_EVENTS // max(1, events))
+    return figures if count < 2 else _traced(call, device, count)[0]
+
+
+def _traced(call: Callable[[], Any], device: Device, count: int) -> tuple[dict[str, Any], int]:
     """Profile `count` calls. Return the operators and kernels, each with its seconds and number of
-    calls per call of the model."""
+    calls per call of the model, and the number of events."""
     import torch
     from torch._C._autograd import DeviceType
     from torch.profiler import ProfilerActivity
@@ -217,16 +231,18 @@ def _traced(call: Callable[[], Any], device: Device, count: int) -> dict[str, An
         for e in trace.key_averages()
         if e.key.startswith(("aten::", OWN_KERNEL, "torch_", "_C", "triton"))
     ]
+    events = trace.events() or []
     launched = [
         e
-        for e in trace.events()
+        for e in events
         if e.device_type == DeviceType.CUDA and not getattr(e, "is_user_annotation", False)
     ]
-    return {
+    figures = {
         "operators": operators,
         "kernels": _kernels(launched, count) if cuda else [],
         "busy": _union((e.time_range.start, e.time_range.end) for e in launched) * 1e-6 / count,
     }
+    return figures, len(events)
 
 
 def _kernels(events: Iterable[Any], count: int) -> list[dict[str, Any]]:

@@ -13,15 +13,18 @@ import json
 import shutil
 import socket
 import tempfile
+import threading
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from cuagent.device_lock import ALONE, Sharing
 from cuagent.measure.roofline.model import Work
 from cuagent.measure.roofline.work import count_work, matrix_unit
-from cuagent.task import Task, TaskError, check_runs, open_reference
+from cuagent.task import Task, TaskError, Values, check_runs, open_reference
 from cuagent.task.plain import task_from_json, task_to_json
 from cuagent.verify.oracle.process import ONE_QUEUE
-from cuagent.worker import ForkServer
+from cuagent.worker import ForkServer, ForkServerError
 from cuagent.worker.channel import send_message
 from cuagent.worker.giving_way import receive_from_child
 
@@ -31,6 +34,8 @@ REQUEST = "count.json"
 """File in the child's folder that describes the task to count."""
 _counted: dict[str, tuple[Work, str]] = {}
 """Results of `count` in this process, by the task's digest."""
+_counting = threading.Lock()
+"""Mutex of `count`, so that no task is counted twice."""
 
 
 def is_counted(task: Task) -> bool:
@@ -45,9 +50,24 @@ def count(task: Task, fork_server: ForkServer, sharing: Sharing = ALONE) -> tupl
     The device is held by `sharing`; the counting process is stopped while a timing waits. Raises
     TaskError if the module cannot be counted, ForkServerError if the process fails.
     """
-    if task.digest not in _counted:
-        _counted[task.digest] = _count(task, fork_server, sharing)
-    return _counted[task.digest]
+    with _counting:
+        if task.digest not in _counted:
+            _counted[task.digest] = _count(task, fork_server, sharing)
+        return _counted[task.digest]
+
+
+def count_ahead(task: Task, fork_server: ForkServer) -> None:
+    """Begin to count the work of a task in the background; `count` then waits for this result.
+
+    A failure is left to `count`, which counts again.
+    """
+
+    def work() -> None:
+        with suppress(TaskError, ForkServerError, OSError):  # the fork server may end meanwhile
+            count(task, fork_server)
+
+    # A daemon, because a task may be refused meanwhile.
+    threading.Thread(target=work, name="cuagent-counting", daemon=True).start()
 
 
 def _count(task: Task, fork_server: ForkServer, sharing: Sharing) -> tuple[Work, str]:
@@ -79,7 +99,8 @@ def _count(task: Task, fork_server: ForkServer, sharing: Sharing) -> tuple[Work,
 def serve(channel: socket.socket, folder: Path) -> None:
     """Count the work of the task in the request, in the child, and send the result."""
     try:
-        reference = open_reference(task_from_json(json.loads((folder / REQUEST).read_text())))
+        task = task_from_json(json.loads((folder / REQUEST).read_text()))
+        reference = replace(open_reference(task), values=Values.DRAWN_THERE)
         check_runs(reference)
         work = count_work(reference)
         answer = {"work": work.to_json(), "unit": matrix_unit(reference, work)}

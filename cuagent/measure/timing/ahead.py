@@ -127,7 +127,7 @@ class OpenedAhead:
         """Wait for these baselines as `patience` says; return the names of those that are not
         ready."""
         started = time.perf_counter()
-        while late := self.unfinished(names, LOOK_S):
+        while late := self.unfinished(names, min(LOOK_S, patience.seconds)):
             waited = time.perf_counter() - started
             if waited >= patience.seconds or (
                 waited >= patience.least_s and self._least_opening_s(late) > patience.opening_s

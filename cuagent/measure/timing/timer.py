@@ -24,6 +24,7 @@ from cuagent.device_lock import ALONE, DeviceLock, Sharing
 from cuagent.durations import Stage
 from cuagent.events import Emit, ignore
 from cuagent.measure.roofline.ceilings import describe
+from cuagent.measure.roofline.count import count_ahead
 from cuagent.measure.timing.ahead import Patience
 from cuagent.measure.timing.baselines import Baselines
 from cuagent.measure.timing.candidate_process import BUDGET_S, CandidateProcess
@@ -234,6 +235,11 @@ class Timer:
                     yield give_way
             else:
                 yield give_way
+
+    def count_ahead(self) -> None:
+        """Begin to count the task's work in the background, on a device without other judges."""
+        if not self.shared_device:
+            count_ahead(self.referee.task, self.referee.fork_server)
 
     def count_work(self, sharing: Sharing) -> None:
         """Count the task's work, if it is not known yet. The device is held by `sharing`."""

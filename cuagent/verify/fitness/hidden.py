@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from cuagent.task import Reference, TaskError, flatten, open_reference, unflatten
@@ -122,7 +123,11 @@ class _Model:
     def __init__(self, reference: Reference, environment: Environment) -> None:
         _forget_imports(reference)
         try:
-            self.reference = open_reference(reference.task)
+            self.reference = replace(
+                open_reference(reference.task),
+                constructing=reference.constructing,
+                values=reference.values,
+            )
         except TaskError:  # a module that registers itself can be imported only once
             self.reference = reference
         self.folder = environment.folder

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuagent.device_lock import DeviceLock
 from cuagent.sandbox import harden
-from cuagent.task import Device, TaskError, TreeError, open_reference
+from cuagent.task import Device, TaskError, TreeError, Values, open_reference
 from cuagent.task.memory import SMALLER, shortage
 from cuagent.task.plain import task_from_json
 from cuagent.task.random_fills import RandomFills
@@ -111,7 +111,9 @@ class _Oracle:
         device_lock = DeviceLock(None if lock is None else Path(lock))
         self.breaks = Breaks(channel, device_lock, task.device.value, requests.await_reply)
         self.fills = RandomFills()
-        opened = replace(open_reference(task), constructing=self.constructing)
+        opened = replace(
+            open_reference(task), constructing=self.constructing, values=Values.DRAWN_THERE
+        )
         self.description = describe(opened, budget, self.breaks.give_way)
         self.reference = self.description.reference
         self.reference.before_call = None

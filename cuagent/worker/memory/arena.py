@@ -15,6 +15,7 @@ import mmap
 import os
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -91,6 +92,14 @@ def synchronize(device: str) -> None:
         import torch
 
         torch.cuda.synchronize()
+
+
+def start_device(device: str) -> None:
+    """Create this process's context on the device; a failure is left to its first real use."""
+    import torch
+
+    with suppress(RuntimeError):
+        torch.zeros(1, device=device)
 
 
 def layout_of(tensors: Sequence[Tensor], *, dense: bool = False, wide: bool = False) -> Layout:
