@@ -65,6 +65,7 @@ from cuagent.expert.products import operands as products
 from cuagent.expert.products.few_rows import transpose_weights
 from cuagent.expert.products.match import with_products
 from cuagent.expert.products.onednn import by_onednn, origins_by_onednn
+from cuagent.expert.products.rows import copy_rows
 from cuagent.expert.products.transposes import transposed_products
 from cuagent.expert.recurrences.groups import recurrence_groups
 from cuagent.expert.recurrences.match import MADE, with_layers, with_recurrences
@@ -247,6 +248,7 @@ def _rewritten(
     graph = read_before_widening(graph)
     graph = with_layouts(graph, wanted_orders(graph) if target.device == "cuda" else None)
     graph = operate_before_reshapes(graph, ANCHORS)
+    graph = copy_rows(graph, target.device, kept)
     if target.device == "cuda":
         graph = read_slices(graph)
     return store_moved_parameters(graph, target.device)

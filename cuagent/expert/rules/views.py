@@ -6,6 +6,7 @@ computed from ranges of its parts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ from cuagent.expert.graph.lowering import (
     rule,
     shape_of,
 )
+from cuagent.expert.graph.storage import WITHOUT_STRIDES
 
 
 def strided(
@@ -31,12 +33,15 @@ def strided(
 ) -> str:
     """Add a strided view of `arg`. `call` is its Python expression over {0}.
 
-    `hint`: name of an intermediate node; "" for the operator's result.
+    It is a view of another shape if it has all elements in order, as a permutation that undoes
+    another one. `hint`: name of an intermediate node; "" for the operator's result.
     """
     node = low.by_name[arg]
     base, text, start = arg, call, offset
     if node.kind is Kind.STRIDED:
         base, text, start = node.inputs[0], call.replace("{0}", node.op), offset + node.offset
+    if start == 0 and _is_in_order(low.by_name[base], shape, strides):
+        return low.view(base, shape, hint)
     name = low.unique_name(hint)
     return low.add(
         Node(
@@ -52,6 +57,13 @@ def strided(
             offset=start,
         )
     )
+
+
+def _is_in_order(base: Node, shape: Shape, strides: Sequence[int]) -> bool:
+    """Return True if a strided view has all elements of its argument, in their order."""
+    steps = zip(shape, strides, contiguous_strides(shape), strict=True)
+    whole = math.prod(shape) == base.size
+    return whole and all(n == 1 or step == own for n, step, own in steps)
 
 
 def layout(low: Lowering, arg: str) -> tuple[Shape, tuple[int, ...]]:
@@ -281,3 +293,30 @@ def viewed(low: Lowering, x: str, shape: Shape, hint: str = "") -> str | None:
     if strides is None:
         return None
     return strided(low, x, f"{{0}}.view({list(shape)})", shape, strides, 0, hint)
+
+
+@rule("as_strided")
+def as_strided(low: Lowering, fx: Any) -> str | None:
+    """Lower a view of the memory of a value that is stored as it was captured."""
+    x, (size, steps) = _viewed(low, fx), fx.args[1:3]
+    if x is None or not all(isinstance(n, int) and n > 0 for n in (*size, *steps)):
+        return None
+    traced, (shape, strides) = fx.args[0].meta["val"], layout(low, x)
+    node, first = low.by_name[x], traced.storage_offset()
+    offset = argument(fx, 3, "storage_offset")
+    start = first if offset is None else offset
+    owner = low.by_name[node.inputs[0]] if node.kind is Kind.STRIDED else node
+    # With all elements of its memory in the captured places, every view of it is known.
+    places = zip(shape, strides, traced.stride(), strict=True)
+    same = all(n == 1 or step == captured for n, step, captured in places)
+    whole = node.size == owner.size and node.offset == first == 0 and min(strides, default=1) > 0
+    last = start + sum((n - 1) * step for n, step in zip(size, steps, strict=True))
+    if not same or not whole or start < 0 or last >= owner.size or owner.kind in WITHOUT_STRIDES:
+        return None
+    text = f"{{0}}.as_strided({list(size)}, {list(steps)}, {start})"
+    name = low.unique_name("")
+    made = Node(
+        name, Kind.STRIDED, text, (owner.name,), tuple(size), node.dtype, origin=low.origin,
+        contiguous=False, strides=tuple(steps), offset=start,
+    )  # fmt: skip
+    return low.add(made)
