@@ -44,7 +44,7 @@ class _Copies:
         self.names = {node.name for node in graph.nodes}
         self.nodes: list[Node] = []
         self.made: dict[Node, str] = {}
-        """Name of the copy, or of a view of it, of each view; its own name is left out."""
+        """Name of the copy of each view; names and texts are left out of the keys."""
 
     def result(self) -> Graph:
         prepared = prepared_names(self.graph)
@@ -66,36 +66,31 @@ class _Copies:
         return tuple(self._copied(x) if _is_scattered(x) else x.name for x in (left, right))
 
     def _copied(self, source: Node) -> str:
-        """Return the name of the contiguous copy of a strided view, or of a view of it."""
-        place = replace(source, name="", op="", origin="")
-        if place not in self.made:
-            self.made[place] = self._copy(source)
-        return self.made[place]
-
-    def _copy(self, source: Node) -> str:
-        """Add a copy; if columns are adjacent, of the transposed matrices, and a view of it."""
-        name = self._name(f"{source.name}_rows")
+        """Return the name of the contiguous copy of a strided view; if columns are adjacent, of a
+        view of the copy of the transposed matrices."""
         if source.strides[-1] == 1 or source.strides[-2] != 1:
-            self._store(source, name)
-            return name
+            return self._stored(source, source)
         swapped = _transposed(source, self._name(f"{source.name}_swapped"))
-        self.nodes.append(swapped)
-        self._store(swapped, name)
+        copy = self._stored(swapped, source)
         stored = replace(swapped, strides=contiguous_strides(swapped.shape), op="{0}")
         view = _transposed(stored, self._name(f"{source.name}_columns"))
-        self.nodes.append(replace(view, args=(name,), offset=0))
+        self.nodes.append(replace(view, args=(copy,), offset=0))
         return view.name
 
-    def _store(self, source: Node, name: str) -> None:
-        """Add the contiguous copy of a view."""
-        shape, origin = source.shape, source.origin
-        copy = Node(
-            name, Kind.POINTWISE, "cast", (source.name,), shape, source.dtype, origin=origin
-        )
+    def _stored(self, view: Node, named: Node) -> str:
+        """Return the name of the contiguous copy of a view, which gets the name of `named`."""
+        place = replace(view, name="", op="", origin="")
+        if place in self.made:
+            return self.made[place]
+        name = self.made[place] = self._name(f"{named.name}_rows")
+        shape, origin = view.shape, view.origin
+        copy = Node(name, Kind.POINTWISE, "cast", (view.name,), shape, view.dtype, origin=origin)
+        self.nodes += [view] if view is not named else []
         read = replace(self.graph, nodes=(*self.graph.nodes, *self.nodes))
         if origin in self.keep or not moves_vectors(copy, read):
             copy = replace(copy, kind=Kind.LIBRARY, op=COPIED)
         self.nodes.append(copy)
+        return name
 
     def _name(self, word: str) -> str:
         name = unused_name(word, self.names)

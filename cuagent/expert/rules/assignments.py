@@ -62,18 +62,22 @@ def assignment(low: Lowering, fx: Any) -> str | None:
     return _chosen(low, fx, new, old, ranges)
 
 
-@rule("copy")
+@rule("copy", "fill")
 def copy(low: Lowering, fx: Any) -> str | None:
-    """Lower the copy of a value into a slice of another one to the value itself, in the shape and
-    dtype of the slice."""
-    x = operand(low, fx.args[1])
-    known = floating(fx) and dtype_of(fx.args[1]) in FLOATS
-    known = known and all(operator_name(user) in ASSIGNED for user in fx.users)
-    if not isinstance(x, str) or not known or low.shape(x) != shape_of(fx):
+    """Lower the copy of a value or a number into a slice of another value to the former itself, in
+    the shape and dtype of the slice."""
+    x, shape, dtype = operand(low, fx.args[1]), shape_of(fx), dtype_of(fx)
+    if x is None or not floating(fx) or any(operator_name(u) not in ASSIGNED for u in fx.users):
         return None
-    if dtype_of(fx.args[1]) == dtype_of(fx):
-        return x
-    return low.pointwise("cast", x, hint="", dtype=dtype_of(fx))
+    number = low.numbers.get(x) if isinstance(x, str) else x
+    if number is not None:
+        args = (float(number),)
+        return low.add(Node(low.origin, Kind.POINTWISE, "cast", args, shape, dtype))
+    if dtype_of(fx.args[1]) not in FLOATS or low.shape(x) != shape:
+        return None
+    if dtype_of(fx.args[1]) == dtype:
+        return str(x)
+    return low.pointwise("cast", x, hint="", dtype=dtype)
 
 
 def _assigned(fx: Any) -> _Range | None:
@@ -204,7 +208,7 @@ class _Placement:
         if isinstance(self.old, str) and self._is_part(moved):
             return self.old
         for dim, (first, _) in self.spans.items():
-            if self.low.shape(moved)[dim] > 1 or self.spans[dim][1] == first + 1:
+            if self.low.shape(moved)[dim] > 1:
                 moved = self._in_range(moved, dim, first)
         return moved
 
@@ -229,8 +233,11 @@ class _Placement:
         strides = layout(self.low, whole.name)[1]
         start = sum(first * strides[dim] for dim, (first, _) in self.spans.items())
         sizes = tuple(self.spans.get(d, (0, n)) for d, n in enumerate(self.shape))
-        same = part.shape == tuple(end - first for first, end in sizes)
-        return same and part.strides == strides and part.offset == whole.offset + start
+        if part.shape != tuple(end - first for first, end in sizes):
+            return False
+        steps = zip(part.shape, part.strides, strides, strict=True)
+        same = all(n == 1 or step == own for n, step, own in steps)
+        return same and part.offset == whole.offset + start
 
     def _owner(self, node: Node) -> str:
         """Return the name of the value whose memory a value reads."""

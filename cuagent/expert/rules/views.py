@@ -11,13 +11,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from cuagent.expert.graph.graph import Kind, Node, Shape, contiguous_strides, reshaped
+from cuagent.expert.graph.graph import (
+    Kind,
+    Node,
+    Operand,
+    Shape,
+    contiguous_strides,
+    reshaped,
+)
 from cuagent.expert.graph.lowering import (
     Lowering,
     argument,
     operand,
     rule,
     shape_of,
+    target_of,
 )
 from cuagent.expert.graph.storage import WITHOUT_STRIDES
 
@@ -33,15 +41,15 @@ def strided(
 ) -> str:
     """Add a strided view of `arg`. `call` is its Python expression over {0}.
 
-    It is a view of another shape if it has all elements in order, as a permutation that undoes
-    another one. `hint`: name of an intermediate node; "" for the operator's result.
+    A permutation that undoes another one is a view of another shape. `hint`: name of an
+    intermediate node; "" for the operator's result.
     """
     node = low.by_name[arg]
     base, text, start = arg, call, offset
     if node.kind is Kind.STRIDED:
         base, text, start = node.inputs[0], call.replace("{0}", node.op), offset + node.offset
-    if start == 0 and _is_in_order(low.by_name[base], shape, strides):
-        return low.view(base, shape, hint)
+        if start == 0 and _is_in_order(low.by_name[base], shape, strides):
+            return low.view(base, shape, hint)
     name = low.unique_name(hint)
     return low.add(
         Node(
@@ -282,7 +290,43 @@ def view(low: Lowering, fx: Any) -> str | None:
     if low.by_name[x].kind is not Kind.STRIDED:
         flat = fx.args[0].meta["val"].is_contiguous() and fx.meta["val"].is_contiguous()
         return low.view(x, shape, "") if flat or low.layouts else None
-    return viewed(low, x, shape)
+    return viewed(low, x, shape) or _stored_for(low, fx, x)
+
+
+def _stored_for(low: Lowering, fx: Any, x: str) -> str | None:
+    """Return a view of a permuted elementwise result, which is computed in the view's order; None
+    if something else reads it.
+
+    torch computes elementwise operations in the order of their operands' memory, so that the view
+    needs no copy there.
+    """
+    view, source = low.by_name[x], fx.args[0]
+    node, read = low.by_name[view.inputs[0]], fx
+    while source.op == "call_function" and target_of(source) in ("permute", "transpose", "t"):
+        read, source = source, source.args[0]
+        if len(read.users) != 1:
+            return None
+    computed = node.kind is Kind.POINTWISE and low.values.get(source.name) == node.name
+    whole = view.size == node.size and view.offset == 0
+    if not computed or len(source.users) != 1 or not whole or 1 in node.shape:
+        return None
+    own, args = contiguous_strides(node.shape), list[Operand]()
+    order = [own.index(step) for step in view.strides if step in own]
+    if sorted(order) != list(range(len(own))):
+        return None
+    for arg in node.args:
+        if isinstance(arg, str) and low.shape(arg):
+            shape = (1,) * (len(own) - len(low.shape(arg))) + low.shape(arg)
+            without = low.by_name[arg].kind in WITHOUT_STRIDES
+            raised = None if without else viewed(low, arg, shape)
+            if raised is None:
+                return None
+            args.append(permuted_view(low, raised, order, "ordered"))
+        else:
+            args.append(arg)
+    name = low.unique_name("stored")
+    low.add(replace(node, name=name, args=tuple(args), shape=view.shape))
+    return low.view(name, shape_of(fx), "")
 
 
 def viewed(low: Lowering, x: str, shape: Shape, hint: str = "") -> str | None:
