@@ -320,7 +320,9 @@ def _calls(
             calls[position] = shared(call, known)
         except NestError:
             work = {n.origin for n in step.nodes if n.origin and n.kind is not Kind.VIEW}
-            rejected |= work or origins_of(step)
+            parts = {origin for origin in work if origin.startswith(("cat", "stack"))}
+            # Stored in one piece, a concatenation may suit the reductions that read it.
+            rejected |= (parts if step.reduced else None) or work or origins_of(step)
     return calls, frozenset(rejected)
 
 

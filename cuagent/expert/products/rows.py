@@ -24,7 +24,7 @@ from cuagent.expert.graph.graph import (
 from cuagent.expert.products.operands import CALLS, COPIED
 
 LEAST_TOGETHER = 128
-"""Least number of rows of each product of a batch without a bias that is as fast as one product:
+"""Least number of rows of each product of a batch that is as fast as one product without a bias:
 the side of a tile of the library."""
 
 
@@ -60,7 +60,8 @@ class _Copies:
             return ()
         left, right = (self.graph.node(str(arg)) for arg in node.args[:2])
         if node.op.startswith("F.linear({0}, {1}"):
-            return (self._copied(left), right.name) if _has_few_rows(node, left, right) else ()
+            slow = _has_few_rows(node, left, right)
+            return (self._stored(left, left), right.name) if slow else ()
         if node.op not in CALLS:
             return ()
         return tuple(self._copied(x) if _is_scattered(x) else x.name for x in (left, right))
@@ -117,12 +118,13 @@ def _has_few_rows(node: Node, source: Node, weight: Node) -> bool:
     if reshaped(source.shape, source.strides, (source.size // depth, depth)) is not None:
         return False
     # torch copies the rows itself, for each layer, if the weight is a trainable parameter.
-    return weight.kind is Kind.PARAMETER or len(node.args) > 2 or outer[-1] < LEAST_TOGETHER
+    is_copied = weight.kind is Kind.PARAMETER or (len(node.args) > 2 and source.strides[-1] == 1)
+    return is_copied or outer[-1] < LEAST_TOGETHER
 
 
-def _is_scattered(source: Node) -> bool:
+def _is_scattered(operand: Node) -> bool:
     """Return True for a batch of matrices in a view that have no common distance."""
-    if source.kind is not Kind.STRIDED or len(source.shape) < 4 or source.size == 0:
+    if operand.kind is not Kind.STRIDED or len(operand.shape) < 4 or operand.size == 0:
         return False
-    batch = source.size // (source.shape[-1] * source.shape[-2])
-    return reshaped(source.shape[:-2], source.strides[:-2], (batch,)) is None
+    batch = (operand.size // (operand.shape[-1] * operand.shape[-2]),)
+    return reshaped(operand.shape[:-2], operand.strides[:-2], batch) is None
