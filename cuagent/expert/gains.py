@@ -24,7 +24,7 @@ STEPWISE = (
     "poisson_nll_loss", "kl_div", "l1_loss", "margin_ranking_loss", "hinge_embedding_loss",
 )  # fmt: skip
 """Operators that torch computes by one kernel for each elementwise operation."""
-WRITTEN_TWICE = ("slice_scatter", "select_scatter", "constant_pad", "pad")
+WRITTEN_TWICE = ("slice_scatter", "select_scatter", "constant_pad", "pad", "masked_fill")
 """Operators for which torch fills or copies the whole result on a GPU, and then writes a part of it
 again."""
 SMALL = 1 << 15

@@ -79,6 +79,10 @@ VIEWS = {
         z = torch.einsum('bcxd,bcyd->bcxy', x[..., :1].exp(), y[..., :1] * 3)
         return z.softmax(-1)""",
 }
+SELECTED = {
+    "indices that a range counts": "return x.index_select(2, torch.arange(1, 6)).exp() * 2",
+    "the first indices": "return (x[:, :, torch.arange(4)] @ y[..., :10].mT).softmax(-1)",
+}
 COPIES = re.compile(r"aten\.(clone|as_strided|pad)\b|\.reshape\(|torch\.einsum")
 
 
@@ -89,6 +93,37 @@ def test_view_needs_no_copy_of_torch(generate, name):
     text = made.files["model_new.py"].split("def _fits")[1]
     assert not COPIES.search(text)
     assert ("matmul" in text) is (name != "an outer product")
+
+
+@pytest.mark.parametrize("name", SELECTED)
+def test_adjacent_indices_are_a_slice(generate, name):
+    made = generate(TEXT.format(body=f"x = x.exp(); {SELECTED[name]}"))
+    text = made.files["model_new.py"].split("def _fits")[1]
+    assert not re.search(r"arange|index_select", text)
+
+
+def test_returned_slice_by_indices_is_no_view_of_the_input(generate):
+    body = "return x.exp() * 2 + 1, x[:, torch.arange(3)].view(4, 3, 80)"
+    text = generate(TEXT.format(body=body)).files["model_new.py"]
+    assert "arange" in text
+
+
+def test_masked_rows_of_a_lookup_are_one_kernel(generate):
+    """torch copies the rows twice before it fills some of them."""
+    body = """
+        i = y[0, 0, 0].long().abs().clamp(max=3)
+        z = x[i].masked_fill((i > 2)[:, None, None, None], 0.0)
+        return torch.matmul(z, z.mT)"""
+    text = generate(TEXT.format(body=body)).files["model_new.py"].split("def _fits")[1]
+    assert "aten.masked_fill" not in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SELECTED)
+def test_slice_agrees_with_reference(make, interpreted, generate, name):
+    text = TEXT.format(body=f"z = x.exp(); {SELECTED[name]}")
+    assert_agrees(make(text, "Model"))
+    interpreted(generate(text))
 
 
 @pytest.mark.slow
