@@ -118,6 +118,23 @@ def test_masked_rows_of_a_lookup_are_one_kernel(generate):
     assert "aten.masked_fill" not in text
 
 
+@pytest.mark.parametrize(
+    ("value", "kernels"),
+    [("x.masked_fill(y[..., :1] > 0, 0.0)", 1), ("(x * 2).exp()", 2), ("torch.cumsum(x, 0)", 2)],
+)
+def test_parts_of_a_cheap_value_are_computed_where_they_are_read(generate, value, kernels):
+    body = f"a, b = ({value}).chunk(2, -1); return F.silu(a) * b"
+    made = generate(TEXT.format(body=body))
+    assert made is not None
+    assert len(made.kernels) == kernels
+
+
+@pytest.mark.slow
+def test_parts_of_a_cheap_value_agree_with_reference(make):
+    body = "a, b = (x.masked_fill(y[..., :1] > 0, 0.0) + y[0, 0, 0, :10]).split([4, 6], -1)"
+    assert_agrees(make(TEXT.format(body=f"{body}; return F.silu(a) * b[..., 1:5]"), "Model"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SELECTED)
 def test_slice_agrees_with_reference(make, interpreted, generate, name):

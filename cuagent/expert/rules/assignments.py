@@ -207,8 +207,9 @@ class _Placement:
             moved = permuted_view(self.low, raised, self.order) if self.order else raised
         if isinstance(self.old, str) and self._is_part(moved):
             return self.old
-        for dim, (first, _) in self.spans.items():
-            if self.low.shape(moved)[dim] > 1:
+        for dim, (first, end) in self.spans.items():
+            # A kernel reads one slice where it belongs, and not for all of them.
+            if self.low.shape(moved)[dim] > 1 or end == first + 1:
                 moved = self._in_range(moved, dim, first)
         return moved
 

@@ -223,16 +223,42 @@ def split(low: Lowering, fx: Any) -> str | None:
     name = str(fx.target).split(".")[1]
     dim = argument(fx, 1 if name == "unbind" else 2, "dim", 0)
     values = fx.meta["val"]
+    computed = len(fx.args[0].users) == 1 and _is_cheap(low, x)
     starts, parts = 0, []
     for k, value in enumerate(values):
         if name == "unbind":
             parts.append(_selected(low, x, dim, k))
             continue
         count = int(value.shape[dim])
-        parts.append(_sliced(low, x, dim, starts, starts + count))
+        cut = _part if computed else _sliced
+        parts.append(cut(low, x, dim % len(low.shape(x)), starts, starts + count))
         starts += count
     low.multiple[fx.name] = tuple(parts)
     return parts[0]
+
+
+LAYERS = ("F.linear(", "F.conv", "torch.matmul(", "torch.bmm(", "torch.mm(")
+"""Starts of the texts of convolutions and products, whose kernels store their result together with
+the operations that follow."""
+CHEAP = frozenset({"where", "add", "sub", "mul", "cast", "neg", "maximum", "minimum"})
+"""Operations that the parts of a value compute from parts of the operands."""
+
+
+def _is_cheap(low: Lowering, name: str) -> bool:
+    """Return True for a value that CHEAP operations compute from stored tensors, none of them a
+    layer's result.
+
+    Its parts are computed where they are read, so that the whole is not stored.
+    """
+    left, seen = [name], set[str]()
+    while left:
+        node = low.by_name[left.pop()]
+        known = node.kind is not Kind.POINTWISE or (node.op in CHEAP and bool(node.inputs))
+        if not known or node.kind in WITHOUT_STRIDES or node.op.startswith(LAYERS):
+            return False
+        new = {*node.inputs} - seen if node.kind is Kind.POINTWISE else set()
+        left, seen = [*left, *new], seen | new
+    return low.by_name[name].kind is Kind.POINTWISE
 
 
 @rule("permute", "transpose", "t")
