@@ -149,7 +149,7 @@ def plan_method(subject: Subject, options: Options, taken: set[str]) -> MethodPl
         if parts:
             graph = replace(graph, parts=parts)
             steps, _ = _steps(graph, subject, options, kept)
-        calls, rejected = _calls(steps, graph, subject, options, taken)
+        calls, rejected = _calls(steps, graph, subject, options, taken, kept)
         if rejected <= kept:
             break
         kept |= rejected
@@ -296,10 +296,15 @@ def _steps(
 
 
 def _calls(
-    steps: Steps, graph: Graph, subject: Subject, options: Options, taken: set[str]
+    steps: Steps,
+    graph: Graph,
+    subject: Subject,
+    options: Options,
+    taken: set[str],
+    kept: frozenset[str],
 ) -> tuple[dict[int, Call], frozenset[str]]:
     """Return the kernel of each step, by position, and the names of the operators to leave to
-    torch.
+    torch, besides those in `kept`.
     """
     calls: dict[int, Call] = {}
     known: dict[str, KernelCall] = {}
@@ -320,7 +325,7 @@ def _calls(
             calls[position] = shared(call, known)
         except NestError:
             work = {n.origin for n in step.nodes if n.origin and n.kind is not Kind.VIEW}
-            parts = {origin for origin in work if origin.startswith(("cat", "stack"))}
+            parts = {name for name in work - kept if name.startswith(("cat", "stack"))}
             # Stored in one piece, a concatenation may suit the reductions that read it.
             rejected |= (parts if step.reduced else None) or work or origins_of(step)
     return calls, frozenset(rejected)
