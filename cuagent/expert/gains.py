@@ -24,7 +24,7 @@ STEPWISE = (
     "poisson_nll_loss", "kl_div", "l1_loss", "margin_ranking_loss", "hinge_embedding_loss",
 )  # fmt: skip
 """Operators that torch computes by one kernel for each elementwise operation."""
-WRITTEN_TWICE = ("slice_scatter", "select_scatter", "constant_pad", "pad")
+WRITTEN_TWICE = ("slice_scatter", "select_scatter", "constant_pad", "pad", "masked_fill")
 """Operators for which torch fills or copies the whole result on a GPU, and then writes a part of it
 again."""
 SMALL = 1 << 15
@@ -71,7 +71,7 @@ def may_gain(group: Group, steps: Steps, graph: Graph, device: str) -> bool:
     reduction = any(n.kind is Kind.REDUCE for n in work) and _is_alone(group, steps)
     reduction |= device == "cuda" and _only_kernels_with_a_reduction(steps)
     several = device == "cuda" and any(
-        _moves_vectors(n, graph) or _joins_slices(n, graph) for n in work
+        moves_vectors(n, graph) or _joins_slices(n, graph) for n in work
     )
     broadcast = device == "cuda" and _is_alone(group, steps) and _broadcasts(work, graph)
     broadcast |= device == "cuda" and is_slow_call(group, graph)
@@ -131,7 +131,7 @@ def _is_slow_extreme(node: Node, graph: Graph) -> bool:
     return some and node.op in ("amax", "amin") and node.origin.startswith(("max", "min"))
 
 
-def _moves_vectors(node: Node, graph: Graph) -> bool:
+def moves_vectors(node: Node, graph: Graph) -> bool:
     """Return True for a copy of permuted rows whose innermost dimension stays in place and consists
     of whole vectors."""
     source = graph.node(node.inputs[0]) if node.inputs else node

@@ -65,6 +65,7 @@ from cuagent.expert.products import operands as products
 from cuagent.expert.products.few_rows import transpose_weights
 from cuagent.expert.products.match import with_products
 from cuagent.expert.products.onednn import by_onednn, origins_by_onednn
+from cuagent.expert.products.rows import copy_rows
 from cuagent.expert.products.transposes import transposed_products
 from cuagent.expert.recurrences.groups import recurrence_groups
 from cuagent.expert.recurrences.match import MADE, with_layers, with_recurrences
@@ -148,7 +149,7 @@ def plan_method(subject: Subject, options: Options, taken: set[str]) -> MethodPl
         if parts:
             graph = replace(graph, parts=parts)
             steps, _ = _steps(graph, subject, options, kept)
-        calls, rejected = _calls(steps, graph, subject, options, taken)
+        calls, rejected = _calls(steps, graph, subject, options, taken, kept)
         if rejected <= kept:
             break
         kept |= rejected
@@ -247,6 +248,7 @@ def _rewritten(
     graph = read_before_widening(graph)
     graph = with_layouts(graph, wanted_orders(graph) if target.device == "cuda" else None)
     graph = operate_before_reshapes(graph, ANCHORS)
+    graph = copy_rows(graph, target.device, kept)
     if target.device == "cuda":
         graph = read_slices(graph)
     return store_moved_parameters(graph, target.device)
@@ -294,10 +296,15 @@ def _steps(
 
 
 def _calls(
-    steps: Steps, graph: Graph, subject: Subject, options: Options, taken: set[str]
+    steps: Steps,
+    graph: Graph,
+    subject: Subject,
+    options: Options,
+    taken: set[str],
+    kept: frozenset[str],
 ) -> tuple[dict[int, Call], frozenset[str]]:
     """Return the kernel of each step, by position, and the names of the operators to leave to
-    torch.
+    torch, besides those in `kept`.
     """
     calls: dict[int, Call] = {}
     known: dict[str, KernelCall] = {}
@@ -318,7 +325,9 @@ def _calls(
             calls[position] = shared(call, known)
         except NestError:
             work = {n.origin for n in step.nodes if n.origin and n.kind is not Kind.VIEW}
-            rejected |= work or origins_of(step)
+            parts = {name for name in work - kept if name.startswith(("cat", "stack"))}
+            # Stored in one piece, a concatenation may suit the reductions that read it.
+            rejected |= (parts if step.reduced else None) or work or origins_of(step)
     return calls, frozenset(rejected)
 
 

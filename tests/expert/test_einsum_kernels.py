@@ -30,6 +30,7 @@ CASES = {
     "two matrices in another order": ("'bclhn,bcshn->bhcls', x, z", (20, 6), (20, 24)),
     "sum over a letter of one operand": ("'bclhn,bcshn,bclhp->bchp', x, z, y", (20, 6), (20, 24)),
     "a broadcast letter": ("'bclhn,bcshn->bclhs', x, z[:, :1]", (20, 6), (20, 24)),
+    "a letter of one operand in the grid": ("'bclhn,chpn->bclhp', x, t[0]", (20, 6), (20, 24)),
     "sides of 1 and 100": ("'bclhn,bcshn,bclhp->bcshp', x, z, y", (100, 1), (100, 70)),
 }
 """Equation and operands, sizes of (l, n) of x and of (l, p) of y."""
@@ -93,7 +94,14 @@ def test_no_operations_where_a_tile_needs_three_dimensions(words, result) -> Non
 
 
 @pytest.mark.parametrize(
-    "name", slow_except(CASES, "state of a chunk", "long rows", "a broadcast letter")
+    "name",
+    slow_except(
+        CASES,
+        "state of a chunk",
+        "long rows",
+        "a broadcast letter",
+        "a letter of one operand in the grid",
+    ),
 )
 def test_einsum_is_one_kernel_that_reads_operands_in_their_layout(generate, name):
     candidate = generate(text_of(name, after=".sigmoid()"))

@@ -10,7 +10,7 @@ over the other letters.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -30,6 +30,8 @@ MOST_SUMMED = 128
 """Largest size of a dimension that is summed over. Larger sums are products for cuBLAS."""
 TILE = 64 * 64
 """Largest number of elements of the result's tile."""
+MOST_REPEATED = 1 << 17
+"""Largest number of elements of an operand that blocks read again along a letter that it lacks."""
 LEAST_SIDE, MOST_SIDE = 16, 256
 """Least side of a tile, the tensor cores' least size, and the largest side of the result's tile."""
 
@@ -159,6 +161,7 @@ def _einsum_step(
     result, operands, sizes = _merged(result, operands, sizes)
     largest = max(operands, key=lambda place: math.prod(sizes[c] for c in place.letters))
     shared = [c for c in result.letters if all(c in p.letters for p in operands)]
+    shared += _repeated(largest, result, operands, sizes, shared)
     grid = "".join(sorted(shared, key=lambda c: -dict(largest.strides)[c]))
     tiles = ["".join(c for c in p.letters if c not in grid) for p in operands]
     summed = set(sizes) - set(result.letters)
@@ -172,6 +175,34 @@ def _einsum_step(
     if not operations or made.programs < LEAST_BLOCKS * target.processors:
         return None
     return replace(made, operations=operations)
+
+
+def _repeated(
+    largest: LetterPlace,
+    result: LetterPlace,
+    operands: Sequence[LetterPlace],
+    sizes: Mapping[str, int],
+    shared: Sequence[str],
+) -> list[str]:
+    """Return letters of the largest operand that become part of the grid, because its tiles would
+    have more than two dimensions: the outermost ones of the result.
+
+    The blocks along such a letter read the other operands again. These must be so small that they
+    stay in the cache, and that the reading takes no longer than that of the largest operand.
+    """
+    steps = dict(largest.strides)
+    tile = [c for c in largest.letters if c not in shared]
+    free = sorted((c for c in tile if c in result.letters), key=lambda c: -steps[c])
+    found = free[: max(0, len(tile) - 2)]
+    again = math.prod(sizes[c] for c in found)
+    others = [
+        math.prod(sizes[c] for c in p.letters)
+        for p in operands
+        if p is not largest and not set(found) & set(p.letters)
+    ]
+    size = math.prod(sizes[c] for c in largest.letters)
+    few = all(n <= MOST_REPEATED and n * again <= 2 * size for n in others)
+    return found if few else []
 
 
 def _can_multiply(target: Target, dtype: str) -> bool:

@@ -2,6 +2,7 @@
 import."""
 
 from cuagent.expert.rules import (  # noqa: F401
+    assignments,
     attention,
     composed,
     contractions,

@@ -246,6 +246,10 @@ def _sum_of_products(
     if set(result) - set(a + b) or not equal:
         return None
     summed = [c for c in dict.fromkeys(a + b) if c not in result]
+    if summed and all(sizes.get(c, 1) == 1 for c in summed):
+        # A sum of one term is an elementwise product of views without that dimension.
+        left, right = (_without(low, pair, summed) for pair in (left, right))
+        return _sum_of_products(low, fx, left, right, result)
     if not summed or set(b) <= set(a) or set(a) <= set(b):
         letters = result if not summed else max(a, b, key=len)
         if "".join(c for c in letters if c in result) != result:
@@ -266,6 +270,14 @@ def _sum_of_products(
     x = x if a[-1] == summed[0] else _transposed(low, x)
     y = y if b[-1] == ends[1] else _transposed(low, y)
     return contraction(low, fx, "torch.matmul({0}, {1})", x, y, None)
+
+
+def _without(low: Lowering, labelled: Labelled, letters: Sequence[str]) -> Labelled:
+    """Return a view of an operand without some dimensions of one element."""
+    word, name = labelled
+    kept = [(c, n) for c, n in zip(word, low.shape(name), strict=True) if c not in letters]
+    view = viewed(low, name, tuple(n for _, n in kept))
+    return "".join(c for c, _ in kept), view or name
 
 
 def _spread(low: Lowering, word: str, name: str, letters: str) -> str | None:

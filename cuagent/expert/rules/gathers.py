@@ -19,7 +19,8 @@ from cuagent.expert.graph.lowering import (
     shape_of,
     target_of,
 )
-from cuagent.expert.rules.views import viewed
+from cuagent.expert.graph.orders import is_view
+from cuagent.expert.rules.views import narrowed, viewed
 from cuagent.expert.rules.writes import along
 
 MAX_DEPTH = 12
@@ -39,7 +40,9 @@ def embedding(low: Lowering, fx: Any) -> str | None:
 def index_select(low: Lowering, fx: Any) -> str | None:
     dim = argument(fx, 1, "dim")
     call = f"torch.index_select({{0}}, {dim}, {{1}})"
-    return _gathered(low, fx, fx.args[0], fx.args[2], dim, call, wraps=False)
+    return _sliced(low, fx, fx.args[2], dim) or _gathered(
+        low, fx, fx.args[0], fx.args[2], dim, call, wraps=False
+    )
 
 
 @rule("index")
@@ -52,7 +55,33 @@ def index(low: Lowering, fx: Any) -> str | None:
         return None
     ((dim, places),) = used
     call = f"{{0}}[{':, ' * dim}{{1}}]"
-    return _gathered(low, fx, fx.args[0], places, dim, call, wraps=True)
+    sliced = _sliced(low, fx, places, dim)
+    return sliced or _gathered(low, fx, fx.args[0], places, dim, call, wraps=True)
+
+
+def _sliced(low: Lowering, fx: Any, places: Any, dim: int) -> str | None:
+    """Lower the selection of adjacent indices, which `arange` counts, to a slice; None for others.
+
+    A result that the module returns is no view of its argument and stays a copy.
+    """
+    x, shape = operand(low, fx.args[0]), shape_of(fx.args[0])
+    if target_of(places) != "arange" or not isinstance(x, str) or not shape or _is_returned(fx):
+        return None
+    count = 1 if str(places.target).endswith("default") else 2
+    ends, step = (0, *places.args[:count])[-2:], argument(places, 2, "step", 1)
+    whole = all(isinstance(n, int) for n in ends) and (count == 1 or step == 1)
+    dim %= len(shape)
+    if not whole or not 0 <= ends[0] < ends[1] <= shape[dim]:
+        return None
+    return narrowed(low, x, dim, *ends)
+
+
+def _is_returned(fx: Any) -> bool:
+    """Return True if the module returns a value or a view of it."""
+    return any(
+        user.op == "output" or (user.op == "call_function" and is_view(user) and _is_returned(user))
+        for user in fx.users
+    )
 
 
 def _two_indices(low: Lowering, fx: Any, used: list[tuple[int, Any]]) -> str | None:

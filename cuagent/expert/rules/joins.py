@@ -278,7 +278,28 @@ def windowed(low: Lowering, name: str, dim: int, start: int, extent: int) -> str
             node, name=low.unique_name("moved"), args=tuple(args), shape=shape, origin=low.origin
         )
         return low.add(moved)
+    if node.kind is Kind.VIEW and (inner := _copied_under(low, node, dim)) is not None:
+        source, place = inner
+        moved_source = windowed(low, source, place, start, extent)
+        return low.view(moved_source, shape, "moved")
     return in_window(low, name, dim, start, extent)
+
+
+def _copied_under(low: Lowering, view: Node, dim: int) -> tuple[str, int] | None:
+    """Return the copy of a tensor that a view reshapes, and the copy's dimension that is the view's
+    dimension `dim`; None for other values.
+
+    A kernel then reads the tensor itself, and the copy need not be stored.
+    """
+    source = low.by_name[view.inputs[0]]
+    is_copy = source.kind is Kind.POINTWISE and source.op == "cast" and bool(source.inputs)
+    if not is_copy or low.by_name[source.inputs[0]].kind is not Kind.STRIDED:
+        return None
+    inner = math.prod(view.shape[dim + 1 :])
+    for place, size in enumerate(source.shape):
+        if size == view.shape[dim] and math.prod(source.shape[place + 1 :]) == inner:
+            return source.name, place
+    return None
 
 
 def in_window(low: Lowering, name: str, dim: int, start: int, extent: int) -> str:

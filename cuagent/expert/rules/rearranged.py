@@ -21,11 +21,8 @@ from cuagent.expert.graph.lowering import (
     shape_of,
 )
 from cuagent.expert.rules.joins import cost_of, in_window, joined, windowed, within
-from cuagent.expert.rules.views import from_memory, layout, narrowed, strided, viewed
+from cuagent.expert.rules.views import LAYERS, from_memory, layout, narrowed, strided, viewed
 from cuagent.expert.streaming.stages import EXPENSIVE
-
-LAYERS = ("F.linear(", "F.conv", "torch.matmul(", "torch.bmm(", "torch.mm(")
-"""Starts of the texts of convolutions and products."""
 
 
 @rule("flip")

@@ -16,15 +16,12 @@ from cuagent.expert.graph.lowering import (
     Lowering,
     argument,
     dtype_of,
-    floating,
     operand,
     operator_name,
     rule,
     shape_of,
     value_of,
 )
-from cuagent.expert.rules.joins import windowed, within
-from cuagent.expert.rules.views import viewed
 from cuagent.expert.rules.writes import written, written_by_row
 
 REDUCTIONS = {"sum": "sum", "amax": "amax", "amin": "amin"}
@@ -34,9 +31,6 @@ FILLS = {"zeros": 0.0, "zeros_like": 0.0, "new_zeros": 0.0} | {
 VALUES = {"full": 1, "full_like": 1, "new_full": 2}
 """Position of the fill value in the arguments of operators that create a filled tensor."""
 COPIES = ("clone", "expand", "view", "reshape", "unsqueeze", "_to_copy", "alias", "detach")
-
-ASSIGNED = ("slice_scatter", "select_scatter")
-"""Operators that put a slice back into the value that it was taken from."""
 
 
 @rule("index_add")
@@ -88,53 +82,6 @@ def index_put(low: Lowering, fx: Any) -> str | None:
     if len(rows) != 1 or shape_of(source) != (*rows, *shape_of(base)[1:]):
         return None
     return _scatter(low, fx, base, 0, indices[0], source, "sum", wraps=True)
-
-
-@rule("slice_scatter")
-def slice_scatter(low: Lowering, fx: Any) -> str | None:
-    """Lower the replacement of adjacent slices, such as in the gradient of a slice, to a choice by
-    index."""
-    if not fx.meta["val"].is_contiguous():  # the choice is stored in the order of its dimensions
-        return None
-    shape, (start, end) = shape_of(fx), (argument(fx, k, n) for k, n in ((3, "start"), (4, "end")))
-    base, source = filled(low, fx.args[0]), operand(low, fx.args[1])
-    dim = argument(fx, 2, "dim", 0) % max(len(shape), 1)
-    known = isinstance(source, str) and base is not None and floating(fx) and shape
-    if not known or argument(fx, 5, "step", 1) != 1:
-        return None
-    first, last, _ = slice(start, end).indices(shape[dim])
-    moved = windowed(low, str(source), dim, first, shape[dim])
-    chosen = within(low, dim, first, last, shape)
-    return low.pointwise("where", chosen, moved, base, hint="", dtype=dtype_of(fx))  # type: ignore[arg-type]
-
-
-@rule("select_scatter")
-def select_scatter(low: Lowering, fx: Any) -> str | None:
-    """Lower the replacement of one slice, `x[:, k] = y`, to a choice by index."""
-    shape, dim = shape_of(fx), fx.args[2] % max(len(shape_of(fx)), 1)
-    base, source = filled(low, fx.args[0]), operand(low, fx.args[1])
-    if not isinstance(source, str) or base is None or not floating(fx):
-        return None
-    if not fx.meta["val"].is_contiguous():
-        return None
-    place = fx.args[3] % shape[dim]
-    raised = viewed(low, source, (*shape[:dim], 1, *shape[dim + 1 :]))
-    if raised is None:
-        return None
-    chosen = within(low, dim, place, place + 1, shape)
-    return low.pointwise("where", chosen, raised, base, hint="", dtype=dtype_of(fx))
-
-
-@rule("copy")
-def copy(low: Lowering, fx: Any) -> str | None:
-    """Lower the copy of a value into a slice of another one to the value itself, in the shape and
-    dtype of the slice."""
-    x = operand(low, fx.args[1])
-    known = floating(fx) and dtype_of(fx.args[1]) in FLOATS
-    known = known and all(operator_name(user) in ASSIGNED for user in fx.users)
-    if not isinstance(x, str) or not known or low.shape(x) != shape_of(fx):
-        return None
-    return low.pointwise("cast", x, hint="", dtype=dtype_of(fx))
 
 
 def _scatter(

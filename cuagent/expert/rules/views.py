@@ -6,18 +6,28 @@ computed from ranges of its parts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from cuagent.expert.graph.graph import Kind, Node, Shape, contiguous_strides, reshaped
+from cuagent.expert.graph.graph import (
+    Kind,
+    Node,
+    Operand,
+    Shape,
+    contiguous_strides,
+    reshaped,
+)
 from cuagent.expert.graph.lowering import (
     Lowering,
     argument,
     operand,
     rule,
     shape_of,
+    target_of,
 )
+from cuagent.expert.graph.storage import WITHOUT_STRIDES
 
 
 def strided(
@@ -31,12 +41,15 @@ def strided(
 ) -> str:
     """Add a strided view of `arg`. `call` is its Python expression over {0}.
 
-    `hint`: name of an intermediate node; "" for the operator's result.
+    A permutation that undoes another one is a view of another shape. `hint`: name of an
+    intermediate node; "" for the operator's result.
     """
     node = low.by_name[arg]
     base, text, start = arg, call, offset
     if node.kind is Kind.STRIDED:
         base, text, start = node.inputs[0], call.replace("{0}", node.op), offset + node.offset
+        if start == 0 and _is_in_order(low.by_name[base], shape, strides):
+            return low.view(base, shape, hint)
     name = low.unique_name(hint)
     return low.add(
         Node(
@@ -52,6 +65,13 @@ def strided(
             offset=start,
         )
     )
+
+
+def _is_in_order(base: Node, shape: Shape, strides: Sequence[int]) -> bool:
+    """Return True if a strided view has all elements of its argument, in their order."""
+    steps = zip(shape, strides, contiguous_strides(shape), strict=True)
+    whole = math.prod(shape) == base.size
+    return whole and all(n == 1 or step == own for n, step, own in steps)
 
 
 def layout(low: Lowering, arg: str) -> tuple[Shape, tuple[int, ...]]:
@@ -203,16 +223,42 @@ def split(low: Lowering, fx: Any) -> str | None:
     name = str(fx.target).split(".")[1]
     dim = argument(fx, 1 if name == "unbind" else 2, "dim", 0)
     values = fx.meta["val"]
+    computed = len(fx.args[0].users) == 1 and _is_cheap(low, x)
     starts, parts = 0, []
     for k, value in enumerate(values):
         if name == "unbind":
             parts.append(_selected(low, x, dim, k))
             continue
         count = int(value.shape[dim])
-        parts.append(_sliced(low, x, dim, starts, starts + count))
+        cut = _part if computed else _sliced
+        parts.append(cut(low, x, dim % len(low.shape(x)), starts, starts + count))
         starts += count
     low.multiple[fx.name] = tuple(parts)
     return parts[0]
+
+
+LAYERS = ("F.linear(", "F.conv", "torch.matmul(", "torch.bmm(", "torch.mm(")
+"""Starts of the texts of convolutions and products, whose kernels store their result together with
+the operations that follow."""
+CHEAP = frozenset({"where", "add", "sub", "mul", "cast", "neg", "maximum", "minimum"})
+"""Operations that the parts of a value compute from parts of the operands."""
+
+
+def _is_cheap(low: Lowering, name: str) -> bool:
+    """Return True for a value that CHEAP operations compute from stored tensors, none of them a
+    layer's result.
+
+    Its parts are computed where they are read, so that the whole is not stored.
+    """
+    left, seen = [name], set[str]()
+    while left:
+        node = low.by_name[left.pop()]
+        known = node.kind is not Kind.POINTWISE or (node.op in CHEAP and bool(node.inputs))
+        if not known or node.kind in WITHOUT_STRIDES or node.op.startswith(LAYERS):
+            return False
+        new = {*node.inputs} - seen if node.kind is Kind.POINTWISE else set()
+        left, seen = [*left, *new], seen | new
+    return low.by_name[name].kind is Kind.POINTWISE
 
 
 @rule("permute", "transpose", "t")
@@ -270,7 +316,43 @@ def view(low: Lowering, fx: Any) -> str | None:
     if low.by_name[x].kind is not Kind.STRIDED:
         flat = fx.args[0].meta["val"].is_contiguous() and fx.meta["val"].is_contiguous()
         return low.view(x, shape, "") if flat or low.layouts else None
-    return viewed(low, x, shape)
+    return viewed(low, x, shape) or _stored_for(low, fx, x)
+
+
+def _stored_for(low: Lowering, fx: Any, x: str) -> str | None:
+    """Return a view of a permuted elementwise result, which is computed in the view's order; None
+    if something else reads it.
+
+    torch computes elementwise operations in the order of their operands' memory, so that the view
+    needs no copy there.
+    """
+    view, source = low.by_name[x], fx.args[0]
+    node, read = low.by_name[view.inputs[0]], fx
+    while source.op == "call_function" and target_of(source) in ("permute", "transpose", "t"):
+        read, source = source, source.args[0]
+        if len(read.users) != 1:
+            return None
+    computed = node.kind is Kind.POINTWISE and low.values.get(source.name) == node.name
+    whole = view.size == node.size and view.offset == 0
+    if not computed or len(source.users) != 1 or not whole or 1 in node.shape:
+        return None
+    own, args = contiguous_strides(node.shape), list[Operand]()
+    order = [own.index(step) for step in view.strides if step in own]
+    if sorted(order) != list(range(len(own))):
+        return None
+    for arg in node.args:
+        if isinstance(arg, str) and low.shape(arg):
+            shape = (1,) * (len(own) - len(low.shape(arg))) + low.shape(arg)
+            without = low.by_name[arg].kind in WITHOUT_STRIDES
+            raised = None if without else viewed(low, arg, shape)
+            if raised is None:
+                return None
+            args.append(permuted_view(low, raised, order, "ordered"))
+        else:
+            args.append(arg)
+    name = low.unique_name("stored")
+    low.add(replace(node, name=name, args=tuple(args), shape=view.shape))
+    return low.view(name, shape_of(fx), "")
 
 
 def viewed(low: Lowering, x: str, shape: Shape, hint: str = "") -> str | None:
@@ -281,3 +363,30 @@ def viewed(low: Lowering, x: str, shape: Shape, hint: str = "") -> str | None:
     if strides is None:
         return None
     return strided(low, x, f"{{0}}.view({list(shape)})", shape, strides, 0, hint)
+
+
+@rule("as_strided")
+def as_strided(low: Lowering, fx: Any) -> str | None:
+    """Lower a view of the memory of a value that is stored as it was captured."""
+    x, (size, steps) = _viewed(low, fx), fx.args[1:3]
+    if x is None or not all(isinstance(n, int) and n > 0 for n in (*size, *steps)):
+        return None
+    traced, (shape, strides) = fx.args[0].meta["val"], layout(low, x)
+    node, first = low.by_name[x], traced.storage_offset()
+    offset = argument(fx, 3, "storage_offset")
+    start = first if offset is None else offset
+    owner = low.by_name[node.inputs[0]] if node.kind is Kind.STRIDED else node
+    # With all elements of its memory in the captured places, every view of it is known.
+    places = zip(shape, strides, traced.stride(), strict=True)
+    same = all(n == 1 or step == captured for n, step, captured in places)
+    whole = node.size == owner.size and node.offset == first == 0 and min(strides, default=1) > 0
+    last = start + sum((n - 1) * step for n, step in zip(size, steps, strict=True))
+    if not same or not whole or start < 0 or last >= owner.size or owner.kind in WITHOUT_STRIDES:
+        return None
+    text = f"{{0}}.as_strided({list(size)}, {list(steps)}, {start})"
+    name = low.unique_name("")
+    made = Node(
+        name, Kind.STRIDED, text, (owner.name,), tuple(size), node.dtype, origin=low.origin,
+        contiguous=False, strides=tuple(steps), offset=start,
+    )  # fmt: skip
+    return low.add(made)

@@ -328,8 +328,6 @@ class _Fuser:
             return len({self.graph.owner(name) for name in names})
         lookups = {name for name in names if self._is_part_looked_up(name)}
         inside = {name for name in names if self.graph.node(name).kind is Kind.INSIDE}
-        if not lookups:
-            return len(names)
         return len(names - lookups - inside) + len(lookups) // LOOKUPS_OF_A_LEAF
 
     def _is_part_looked_up(self, name: str) -> bool:
