@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from cuagent.measure.roofline.recurrent import ARGUMENTS, FUNCTIONS, empty_outputs
@@ -41,6 +42,7 @@ def whole_recurrent_layers() -> Iterator[None]:
             operators[name]._dispatch_cache.clear()
 
 
+@cache
 def _shapes_of(name: str, usual: Implementation) -> Implementation:
     """Return an implementation of the operator `name` that computes nothing on fake tensors."""
     from torch._subclasses.fake_tensor import FakeTensor
