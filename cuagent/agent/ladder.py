@@ -1,8 +1,8 @@
 """Measure the run's ladder before the first step, log it, and show it to the model and the views.
 
-The rungs that are open after `FIRST_WAIT_S` are measured first. The others are measured when an
-attempt is judged for the record, so no attempt waits for autotuning, or for torch.compile of a
-large graph. Not covered: the measurement itself (`cuagent.measure.ladder`).
+The rungs that open quickly, eager and torch.compile among them, are measured first. The others are
+measured when an attempt is judged for the record, so no attempt waits for autotuning. Not covered:
+the measurement itself (`cuagent.measure.ladder`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cuagent.agent.run import Run
 from cuagent.agent.stop import Stop
 from cuagent.agent.wording import ladder_text
-from cuagent.arms import COMPILE, EAGER
+from cuagent.arms import EAGER
 from cuagent.durations import Durations, Stage
 from cuagent.events import Emit, Phase
 from cuagent.message import Message
@@ -37,12 +37,6 @@ ROUNDING_ERROR = 1e-8
 Rounding results of float32 arithmetic to float32 alone gives more, so the outputs must be nearly
 constant: those of MobileNetV1 as it is initialised have 2.3e-10, and cuDNN computed it in TF32.
 """
-FIRST_WAIT_S = {Device.CPU: 30.0, Device.CUDA: 8.0}
-"""Longest wait in seconds, before the first step, for rungs that open quickly.
-
-torch.compile has begun to compile some ten seconds before. For a network of 700 operators, or a
-loop of 256 steps, it takes 60 to 110 s (H200). On a CPU it takes the processors that attempts need.
-"""
 WAIT_S = {Device.CPU: 5.0, Device.CUDA: 15.0}
 """Longest wait in seconds, at the end of a run, for rungs that still compile in the background.
 
@@ -59,7 +53,7 @@ def start_at_ladder(run: Run, model: Model) -> None:
         return
     prepare(model, run.emit, run.durations)
     run.emit(Phase("timing the ladder: the options that need no kernel"))
-    ladder = measure_ladder(run, wait_s=FIRST_WAIT_S[run.task.device])
+    ladder = measure_ladder(run)
     run.add(Message("user", ladder_text(ladder), data=bounds_of(ladder)))
 
 
@@ -88,15 +82,13 @@ def bounds_of(ladder: Ladder) -> dict[str, Any]:
     return {"from": "ladder", "bounds": figures}
 
 
-def measure_ladder(run: Run, *, whole: bool = False, wait_s: float | None = None) -> Ladder:
+def measure_ladder(run: Run, *, whole: bool = False) -> Ladder:
     """Measure the rungs that open quickly, with `whole` also the slow ones; return and log the
     ladder.
 
-    With `wait_s`, those that are not open after that many seconds are left out. Raises JudgeLost
-    and Interrupted.
+    Raises JudgeLost and Interrupted.
     """
-    found = run.measured("ladder", lambda judge: judge.measure_ladder(whole=whole, wait_s=wait_s))
-    return _record(run, found)
+    return _record(run, run.measured("ladder", lambda judge: judge.measure_ladder(whole=whole)))
 
 
 def measure_remaining_rungs(run: Run, attempt: Attempt | None = None) -> None:
@@ -105,9 +97,7 @@ def measure_remaining_rungs(run: Run, attempt: Attempt | None = None) -> None:
     Called before a judgement at record effort, which shows a table; so no table is shown here. The
     `attempt` of that judgement is verified first, while the rungs compile in the background.
     """
-    if run.stop in HURRIED:
-        _note_missing_compile(run)
-    elif run.ladder is not None and run.ladder.later:
+    if run.ladder is not None and run.ladder.later and run.stop not in HURRIED:
         if attempt is not None:
             run.measured("verify", lambda judge: judge.verify_ahead(attempt))
         run.emit(Phase(f"timing the rest of the ladder: {', '.join(run.ladder.later)}"))
@@ -119,14 +109,6 @@ def measure_remaining_rungs(run: Run, attempt: Attempt | None = None) -> None:
         if ladder.later:
             late = ", ".join(ladder.later)
             run.notice(f"{late}: not compiled in time, so not compared; cuagent baseline times all")
-
-
-def _note_missing_compile(run: Run) -> None:
-    """Tell the user if, because time is up, torch.compile was not compared."""
-    timing = run.best.judgement.timing if run.best is not None else None
-    timed = timing is not None and COMPILE in timing.ratios
-    if run.ladder is not None and COMPILE in run.ladder.later and not timed:
-        run.notice(f"{COMPILE}: not compiled in time, so not compared; cuagent baseline times it")
 
 
 def confirm_rung(run: Run) -> Ladder:

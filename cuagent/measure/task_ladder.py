@@ -7,9 +7,9 @@ background, and join the ladder before a record timing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
-from cuagent.arms import COMPILE, same_code
+from cuagent.arms import COMPILE
 from cuagent.measure.ladder import (
     first_rungs,
     join_rungs,
@@ -31,9 +31,6 @@ whole ladder is timed again before the record timing. Slow rungs leave a record 
 rounds."""
 
 
-COMPILE_WAIT_S = {Device.CPU: 240.0, Device.CUDA: 60.0}
-"""Further seconds in which the default mode of torch.compile may open before a record timing,
-because every kernel should be compared with it. On a CPU attempts have taken its processors."""
 LARGE_WAIT = 2
 """Factor on the longest wait for the late rungs of a large task, which open last."""
 OPENING_S = {Device.CPU: math.inf, Device.CUDA: 20.0}
@@ -78,21 +75,10 @@ class TaskLadder:
 
     def baselines(self, effort: Effort | None = None) -> tuple[str, ...]:
         """Return the names of the arms that attempts are timed against. A record timing may have
-        more.
-
-        A rung that is not open yet is left out: torch.compile of a large graph joins the timings
-        once it is compiled.
-        """
+        more."""
         if self.found is None:
             return self._default_baselines
-        names = self.found.proposed if effort is Effort.RECORD else self.found.baselines
-        unmeasured = [name for name in names if name in self.found.later]
-        late = (
-            {*self._timer.still_opening(unmeasured, Patience(0.0)), *self._given_up}
-            if unmeasured
-            else ()
-        )
-        return tuple(name for name in names if name not in late)
+        return self.found.proposed if effort is Effort.RECORD else self.found.baselines
 
     def start(self) -> None:
         """Begin to open the compile rung in the background, and to count the task's work, on which
@@ -150,22 +136,12 @@ class TaskLadder:
             longest = LARGE_WAIT * wait_s if large else wait_s
             most_s, least_s = OPENING_S[self._task.device], LEAST_WAIT_S
             late = self._timer.still_opening(later, Patience(longest, most_s, least_s))
-            if COMPILE in late:  # the others leave it their processors
-                of_compile = [name for name in late if COMPILE in (name, same_code(name))]
-                self._give_up(name for name in late if name not in of_compile)
-                patience = Patience(COMPILE_WAIT_S[self._task.device])
-                late = self._timer.still_opening(of_compile, patience)
-            self._give_up(late)
+            self._timer.give_up(late)
+            self._given_up.update(late)
             later = tuple(name for name in later if name not in self._given_up)
         if later and self._timer.shared_device:
             later = self._compiler.compiled(later)
         return later
-
-    def _give_up(self, names: Iterable[str]) -> None:
-        """End the processes of rungs that did not open in time."""
-        late = tuple(names)
-        self._timer.give_up(late)
-        self._given_up.update(late)
 
     def start_from(self, found: Ladder) -> bool:
         """Use an earlier ladder; return False if it is of another task or device."""

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cuagent.arms import COMPILE, EAGER
+from cuagent.arms import EAGER
 from cuagent.measure import task_ladder
 from cuagent.measure.rungs import Ladder, Rung, without_pointless
 from cuagent.measure.task_ladder import JOINED_RUNGS, OPENING_S, TaskLadder
 from cuagent.measure.timing.ahead import Patience
 from cuagent.task import Device
-from cuagent.timing import Effort, Ratio
+from cuagent.timing import Ratio
 
 SLOW, QUICK = "max-autotune", "compile+channels_last"
 
@@ -178,58 +177,3 @@ def test_a_rung_that_cannot_gain_is_neither_opened_nor_named_as_late(
     assert ladder.measure(whole=True, wait_s=0.1).later == ()
     assert joined == [LATE[1:]]
     assert TUNED not in timer.opened
-
-
-class CompilingTimer(Timer):
-    """A timer in which torch.compile opens when `compiled` is set."""
-
-    compiled = False
-
-    def still_opening(self, names: Any, patience: Patience) -> tuple[str, ...]:
-        self.waited_s.append(patience.seconds)
-        return tuple(name for name in names if name == COMPILE and not self.compiled)
-
-
-def partial_ladder(monkeypatch: pytest.MonkeyPatch) -> tuple[CompilingTimer, TaskLadder]:
-    """Return a ladder that was measured before torch.compile had opened, with its timer."""
-    timer = CompilingTimer()
-    timer.referee.task = SimpleNamespace(device=Device.CUDA)
-    made: Any = timer
-    compiler: Any = None
-    rung = Rung(EAGER, 1.0, Ratio(1.0, 1.0, 1.0), 0.0, True, 0.1, None, True)
-
-    def measured(_: Any, **options: Any) -> Ladder:
-        assert options["wait_s"] == 8.0
-        return Ladder("", "match", "", {}, (rung,), 0.0, later=(COMPILE, QUICK))
-
-    def joined(_: Any, found: Ladder, names: Any) -> Ladder:
-        more = (Rung(n, math.nan, None, 0.0, True, 1.0, None, True) for n in names)
-        later = tuple(name for name in found.later if name not in names)
-        return replace(found, rungs=(*found.rungs, *more), later=later)
-
-    monkeypatch.setattr(task_ladder, "measure_ladder", measured)
-    monkeypatch.setattr(task_ladder, "join_rungs", joined)
-    ladder = TaskLadder(made, compiler, baselines=(), fresh=False, before_timing=lambda: None)
-    ladder.measure(wait_s=8.0)
-    return timer, ladder
-
-
-def test_attempts_are_timed_without_a_rung_that_still_compiles(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    timer, ladder = partial_ladder(monkeypatch)
-    assert ladder.baselines(Effort.QUICK) == (EAGER,)
-    timer.compiled = True
-    assert ladder.baselines(Effort.QUICK) == (EAGER, COMPILE)
-    assert ladder.measure(whole=True, wait_s=0.1).later == ()
-    assert set(ladder.baselines(Effort.RECORD)) == {EAGER, COMPILE, QUICK}
-
-
-def test_a_record_timing_waits_longer_for_torch_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    timer, ladder = partial_ladder(monkeypatch)
-    timer.waited_s.clear()
-    assert ladder.measure(whole=True, wait_s=0.1).later == (COMPILE,)
-    assert timer.waited_s[:2] == [0.1, task_ladder.COMPILE_WAIT_S[Device.CUDA]]
-    assert timer.ended == [COMPILE]
-    timer.compiled = True  # its process was ended, so it is not open
-    assert COMPILE not in ladder.baselines(Effort.RECORD)

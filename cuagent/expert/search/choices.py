@@ -283,10 +283,9 @@ def _rest_may_gain(best: Outcome, bounds: Bounds) -> bool:
     """
     if best.own_share is not None and best.own_share > 1 - OWN_SHARE:
         return False
-    ratios = best.compared
-    rungs = [name for name in ratios if name.split("+")[0] in ("compile", *COMPILE_MODES)]
-    rungs += [name for name in ratios if "cuda_graph" in name]
-    return any(not ratios[name].low >= CLEAR_GAIN for name in rungs)
+    rungs = [name for name in best.ratios if name.split("+")[0] in ("compile", *COMPILE_MODES)]
+    rungs += [name for name in best.ratios if "cuda_graph" in name]
+    return any(not best.ratios[name].low >= CLEAR_GAIN for name in rungs)
 
 
 def _schedules(subject: Subject, best: Outcome) -> Iterator[tuple[Options, str]]:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from cuagent.arms import EAGER
 from cuagent.expert.candidate import Candidate
 from cuagent.timing import Ratio
 
@@ -40,9 +39,6 @@ class Outcome:
     reason: str
     attempt: int | None = None
     ratios: Mapping[str, Ratio] = field(default_factory=dict)
-    linked: Mapping[str, Ratio] = field(default_factory=dict)
-    """Ratios over further baselines, which opened later, computed by those of another outcome
-    (`link`)."""
     broken_files: tuple[str, ...] = ()
     """Paths of the kernel files that did not compile."""
     seconds: float | None = None
@@ -55,21 +51,16 @@ class Outcome:
     """Seconds that its verdict and timing took; 0 if they are not known."""
 
     @property
-    def compared(self) -> Mapping[str, Ratio]:
-        """The measured and the linked ratios, so that all outcomes have the same baselines."""
-        return {**self.linked, **self.ratios}
-
-    @property
     def lower_limit(self) -> float:
         """Smallest lower confidence limit of the speedups over the baselines; 0 if it was not
         timed.
         """
-        return min((r.low for r in self.compared.values()), default=0.0)
+        return min((r.low for r in self.ratios.values()), default=0.0)
 
     @property
     def speedup(self) -> float:
         """Candidate's smallest speedup over a baseline; 0 if it was not timed."""
-        return min((r.value for r in self.compared.values()), default=0.0)
+        return min((r.value for r in self.ratios.values()), default=0.0)
 
     @property
     def is_clear_gain(self) -> bool:
@@ -92,7 +83,7 @@ class Outcome:
 
     def is_slower_than(self, baseline: str) -> bool:
         """Return True if the candidate is slower than `baseline` with certainty."""
-        ratio = self.compared.get(baseline)
+        ratio = self.ratios.get(baseline)
         return ratio is not None and ratio.high < 1
 
 
@@ -139,7 +130,7 @@ class Bounds:
             return False
         if best.seconds is not None and best.seconds < NEAR_FLOOR * self.floor:
             return False
-        rung = best.compared.get(self.rung)
+        rung = best.ratios.get(self.rung)
         return rung is None or rung.high * SCHEDULE_REACH >= 1
 
     def _is_optimal(self, seconds: float) -> bool:
@@ -148,32 +139,6 @@ class Bounds:
 
 NO_BOUNDS = Bounds()
 """Bounds without a ladder: they limit nothing."""
-
-
-def link(outcomes: list[Outcome]) -> None:
-    """Give all timed outcomes ratios over the same baselines, in place.
-
-    A rung that compiles for a minute joins the timings late. An earlier outcome without it would
-    look better than a later one. The missing ratio follows from those over eager of both outcomes.
-    """
-    for k, outcome in enumerate(outcomes):
-        linked = {
-            name: _linked(outcome.ratios[EAGER], other.ratios[EAGER], ratio)
-            for other in outcomes
-            if EAGER in other.ratios and EAGER in outcome.ratios
-            for name, ratio in other.ratios.items()
-            if name not in outcome.ratios
-        }
-        if linked != outcome.linked:
-            outcomes[k] = replace(outcome, linked=linked)
-
-
-def _linked(eager: Ratio, other_eager: Ratio, other: Ratio) -> Ratio:
-    """Return a baseline's ratio `other` of another outcome, converted by the ratios over eager."""
-    value = eager.value * other.value / other_eager.value
-    below = math.hypot(*(1 - part.low / part.value for part in (eager, other, other_eager)))
-    above = math.hypot(*(part.high / part.value - 1 for part in (eager, other, other_eager)))
-    return Ratio(value, value / (1 + below), value * (1 + above))
 
 
 def best_of(outcomes: Sequence[Outcome]) -> Outcome | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cuagent.expert.search.outcomes import Bounds, Outcome, link
+from cuagent.expert.search.outcomes import Bounds, Outcome
 from cuagent.expert.search.planner import Proposal
 from cuagent.expert.search.repairs import shares_fault
 from cuagent.message import Message, ToolCall
@@ -132,7 +132,6 @@ def _record_outcome(progress: Progress, tool: str, proposal: Proposal, result: M
         case _:
             return _record_failure(progress, result)
     progress.outcomes.append(outcome)
-    link(progress.outcomes)
     progress.failures = 0
     return None
 
