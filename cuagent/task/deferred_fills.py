@@ -8,8 +8,9 @@ them on the GPU in milliseconds.
 A fill is put off if it has at least `LEAST` elements or follows one that was put off. If the
 constructor does anything with such a tensor but to read its form or to fill it again, all fills so
 far are made at once, in order, from the generator's state at the first one; so everything is as if
-none had been put off. If it draws other random numbers, or keeps such a tensor outside of the state
-dict, `finish` returns False, and the caller constructs the model again in the usual way.
+none had been put off. If it draws other random numbers, seeds the generator, keeps such a tensor
+outside of the state dict or a part of it as a parameter, `finish` returns False, and the caller
+constructs the model again in the usual way.
 
 Only for trusted processes that run the reference. A tensor that C code fills or reads without
 torch's functions is not seen.
@@ -72,6 +73,8 @@ class DeferredFills(TorchFunctionMode):
         """Addresses of their tensors."""
         self._state = torch.empty(0)
         """State of the random generator at the first of them."""
+        self._mark = torch.empty(0)
+        """State of the random generator while fills are put off."""
         self._is_exact = True
         """False if random numbers were drawn from a state that the fills would have changed."""
         self._names, self._creations = fill_names(), creations()
@@ -112,7 +115,10 @@ class DeferredFills(TorchFunctionMode):
         self._note_state()
         if not self._is_exact:
             return False
+        if self._fills:
+            torch.set_rng_state(self._state)
         fills = {_address(fill.tensor): fill.make for fill in self._fills}
+        shapes = {(_address(fill.tensor), fill.tensor.shape) for fill in self._fills}
         self._fills.clear()  # these tensors count as other users of the memory below
         owners: dict[int, dict[int, Tensor]] = {place: {} for place in fills}
         for tensor in _saved(model) if fills else ():
@@ -120,6 +126,12 @@ class DeferredFills(TorchFunctionMode):
                 owned[id(tensor)] = tensor
         if not all(map(_are_all_users, owners.values())) or (fills and not _loads_as_usual(model)):
             return False
+        for place, owned in owners.items():
+            # Parts of the memory, and other views of it, would need the same part of the new one.
+            forms = {tensor.shape for tensor in owned.values()}
+            forms |= {shape for at, shape in shapes if at == place}
+            if len(forms) > 1 or not all(map(_is_whole, owned.values())):
+                return False
         for place, make in fills.items():
             first, *others = owners[place].values()
             new = torch.empty_like(first, device=device, requires_grad=False)
@@ -127,7 +139,7 @@ class DeferredFills(TorchFunctionMode):
                 with torch.no_grad():
                     make(new)
             for tensor in (first, *others):
-                tensor.data = new.view(tensor.shape)
+                tensor.data = new
         return True
 
     @property
@@ -165,16 +177,20 @@ class DeferredFills(TorchFunctionMode):
 
         if not self._fills:
             self._state = torch.get_rng_state()
+            # A state that no constructor sets, so that a new seed shows even if it is the old one.
+            torch.rand(1, device="cpu")
+            self._mark = torch.get_rng_state()
         self._note_state()
         self.was_used = True
         self._fills.append(fill)
         self._places.add(_address(fill.tensor))
 
     def _note_state(self) -> None:
-        """Note if random numbers were drawn since the first fill that was put off."""
+        """Note if random numbers were drawn, or the generator was seeded, since the first fill that
+        was put off."""
         import torch
 
-        if self._fills and not torch.equal(torch.get_rng_state(), self._state):
+        if self._fills and not torch.equal(torch.get_rng_state(), self._mark):
             self._is_exact = False
 
     def _uses(self, value: Any) -> bool:
@@ -194,6 +210,7 @@ class DeferredFills(TorchFunctionMode):
         self._note_state()
         fills, self._fills = self._fills, []
         self._places.clear()
+        torch.set_rng_state(self._state)
         with torch.no_grad():
             for fill in fills:
                 fill.make(fill.tensor)

@@ -13,7 +13,7 @@ from cuagent.expert.capture.recurrent_layers import whole_recurrent_layers
 LAYERS = {
     "gru": nn.GRU(8, 16, 2, bidirectional=True),
     "lstm": nn.LSTM(8, 16, 2, batch_first=True),
-    "rnn_tanh": nn.RNN(8, 16),
+    "rnn_tanh": nn.RNN(8, 16, batch_first=True),
     "rnn_relu": nn.RNN(8, 16, nonlinearity="relu", bidirectional=True),
 }
 
@@ -32,6 +32,7 @@ def test_layer_is_one_operator_and_its_steps_do_not_run(
     (node,) = (node for node in captured.nodes if name in str(node.target))
     assert [value.shape for value in node.meta["val"]] == [value.shape for value in outputs]
     assert [value.dtype for value in node.meta["val"]] == [value.dtype for value in outputs]
+    assert [value.stride() for value in node.meta["val"]] == [x.stride() for x in outputs]
 
 
 def test_other_tensors_are_computed_as_usual_and_torch_is_restored() -> None:

@@ -154,8 +154,11 @@ def test_a_baseline_that_opened_for_long_before_is_not_waited_for_as_long_as_a_n
         time.sleep(0.5)
     ahead.start(["new", "waits for its turn"])
     patience = Patience(30.0, opening_s=1.0)
-    wait(["old", "new", "waits for its turn"], patience)
+    wait(["old", "new"], patience)
     assert 0.9 <= waits[patience] < 20, "the new one may take a second"
+    queued = Patience(2.0, opening_s=1.0)
+    wait(["old", "new", "waits for its turn"], queued)
+    assert waits[queued] >= 2.0, "one that has not begun has not been waited for"
     wait(["new"], Patience(0.3))
     assert waits[Patience(0.3)] < 10
     ended.set()

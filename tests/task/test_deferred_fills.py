@@ -88,6 +88,29 @@ def own_seed(model: nn.Module) -> None:
     model.other = nn.Linear(16, 32)
 
 
+def same_seed(model: nn.Module) -> None:
+    model.linear = nn.Linear(16, 32)
+    torch.manual_seed(7)
+    model.other = nn.Linear(16, 32)
+
+
+def parts(model: nn.Module) -> None:
+    both = torch.empty(32, 16)
+    model.gate, model.up = nn.Parameter(both[:16]), nn.Parameter(both[16:])
+    nn.init.normal_(both)
+
+
+def transposed(model: nn.Module) -> None:
+    model.encoder = nn.Parameter(torch.empty(16, 16))
+    model.decoder = nn.Parameter(model.encoder.data.t())
+    nn.init.normal_(model.encoder)
+
+
+def filled_in_another_shape(model: nn.Module) -> None:
+    model.weight = nn.Parameter(torch.empty(8, 4, 16))
+    nn.init.kaiming_uniform_(model.weight.data.view(32, 16))
+
+
 def replaced(model: nn.Module) -> None:
     model.linear = nn.Linear(16, 32)
     model.linear = nn.Linear(2, 2)
@@ -179,6 +202,10 @@ def test_numbers_that_the_constructor_uses_are_the_usual_ones() -> None:
         kept_data,
         other_draw,
         own_seed,
+        same_seed,
+        parts,
+        transposed,
+        filled_in_another_shape,
         replaced,
         own_loading,
     ],

@@ -28,4 +28,9 @@ def empty_outputs(name: str, call: Mapping[str, Any]) -> list[torch.Tensor]:
     width = states[0].shape[-1] * (2 if call["bidirectional"] else 1)
     shapes = [(*call["input"].shape[:-1], width), *(state.shape for state in states)]
     like = call["input"]
-    return [torch.empty(shape, dtype=like.dtype, device=like.device) for shape in shapes]
+    outs = [torch.empty(shape, dtype=like.dtype, device=like.device) for shape in shapes]
+    if call["batch_first"]:  # torch computes in steps of time, and returns a view
+        batch, length, width = shapes[0]
+        steps = torch.empty(length, batch, width, dtype=like.dtype, device=like.device)
+        outs[0] = steps.transpose(0, 1)
+    return outs

@@ -137,9 +137,11 @@ class OpenedAhead:
 
     def _least_opening_s(self, names: Sequence[str]) -> float:
         """Return the seconds, without pauses, that the process of `names` that was forked last has
-        been opening; 0 if there is none."""
+        been opening; 0 if one waits for its turn."""
         now = time.perf_counter()
-        running = [self._begun[name] for name in names if name in self._begun]
+        if any(name not in self._begun for name in names):
+            return 0.0
+        running = [self._begun[name] for name in names]
         return min((now - at - (self._paused_s - paused) for at, paused in running), default=0.0)
 
     @property
