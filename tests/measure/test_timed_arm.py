@@ -118,3 +118,21 @@ def test_candidate_is_not_charged_for_an_eager_arm_that_waits_for_the_host(
     timed_arms[EAGER].blocks = [BlockTime(1e-3, 1.1e-3 + 1e-6 * (k % 3)) for k in range(20)]
     found = counted(timed_arms, Device.CUDA)[CANDIDATE]
     assert found == pytest.approx([0.3e-3] * 20, abs=1e-9)
+
+
+@pytest.mark.parametrize(("wake", "charged"), [(60e-6, 0.0), (130e-6, 0.0), (500e-6, 85e-6)])
+def test_work_moved_before_the_blocks_is_charged(wake: float, charged: float) -> None:
+    """Eager's call takes 1.4 times as long after a stop, so the candidate's may too."""
+    timed_arms = arms([(100e-6, 0.2e-3)] * 20)
+    for name, seconds in ((CANDIDATE, wake), (EAGER, 1.4e-3)):
+        timed_arms[name].calls = 4
+        timed_arms[name].wakes = [BlockTime(seconds, seconds + 0.1e-3)] * 20
+    found = counted(timed_arms, Device.CUDA)[CANDIDATE]
+    assert found == pytest.approx([100e-6 + charged] * 20, abs=4e-6)
+
+
+def test_false_clock_before_the_blocks_is_charged() -> None:
+    timed_arms = arms([(100e-6, 0.2e-3)] * 20)
+    for name, claim, wall in ((CANDIDATE, 100e-6, 0.9e-3), (EAGER, 1e-3, 1.1e-3)):
+        timed_arms[name].wakes = [BlockTime(claim, wall)] * 20
+    assert min(counted(timed_arms, Device.CUDA)[CANDIDATE]) > 700e-6

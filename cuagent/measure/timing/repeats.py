@@ -87,9 +87,10 @@ class Repeats:
     """True for `Effort.GLANCE`: shorter blocks on the CPU and as few repeats as the statistic
     permits."""
     wakes: bool = False
-    """True if each block follows a call that is neither timed nor judged, on the inputs for warming
-    up. A process that was stopped is slow at first: single calls of an RNN of 14 ms, of which the
-    host launches all, took 21 ms (H200 host). A user calls a module again and again."""
+    """True if each block follows a call that is no part of the times and is not judged, on the
+    inputs for warming up; work that a candidate moves there is charged. A process that was stopped
+    is slow at first: single calls of an RNN of 14 ms, of which the host launches all, took 21 ms
+    (H200 host). A user calls a module again and again."""
     slowed: int = field(default=0, init=False)
     """Number of repeats that are used although the GPU throttled, because too many were discarded
     already."""
@@ -128,7 +129,7 @@ class Repeats:
             else:
                 discarded += 1
                 for timed_arm in self.timed_arms.values():
-                    del timed_arm.blocks[-1:], timed_arm.single_calls[-1:]
+                    del timed_arm.blocks[-1:], timed_arm.single_calls[-1:], timed_arm.wakes[-1:]
             given_up = time.perf_counter()
             give_way()
             started += time.perf_counter() - given_up
@@ -145,6 +146,7 @@ class Repeats:
         for timed_arm in self.timed_arms.values():
             timed_arm.blocks.clear()
             timed_arm.single_calls.clear()
+            timed_arm.wakes.clear()
         drawable = DRAWING_S / max(self.draw_s, 1e-6)
         block_s = (GLANCE_S if self.glance else BLOCK_S)[self.device]
         # One input set is left for the single call.
@@ -185,7 +187,8 @@ class Repeats:
         changed = ""
         for name in self.random.sample(list(self.timed_arms), len(self.timed_arms)):
             timed_arm = self.timed_arms[name]
-            self._wake(timed_arm)
+            timed_arm.wakes += self._wake(timed_arm)
+            timed_arm.calls = calls
             timed_arm.blocks.append(clock(timed_arm, self.batch, slots[:calls]))
             if single := slots[calls:]:
                 # No pause, so that the arm's code is still in the caches: arms differ in how much
@@ -202,13 +205,16 @@ class Repeats:
             return changed
         return self.agreement.first_wrong(slots, outputs[CANDIDATE], outputs.get(EAGER), sample)
 
-    def _wake(self, timed_arm: TimedArm) -> None:
-        """Let an arm make a call before its block if `wakes`. The inputs of the block are laid out
-        afterwards, so the arm learns nothing about them."""
-        if self.wakes:
-            last = self.batch.inputs.count - 1
-            self.batch.lay_out(timed_arm.name, [last])
-            _block(timed_arm, self.batch, [last], lean=False)
+    def _wake(self, timed_arm: TimedArm) -> list[BlockTime]:
+        """Let an arm make a call before its block if `wakes`; return its time, which is only
+        audited. The inputs of the block are laid out afterwards, so the arm learns nothing about
+        them."""
+        if not self.wakes:
+            return []
+        last = self.batch.inputs.count - 1
+        self.batch.lay_out(timed_arm.name, [last])
+        block = _block(timed_arm, self.batch, [last], lean=False)
+        return [BlockTime(sum(block.claimed_s), block.wall_s)]
 
     def _device_is_fit(self) -> bool:
         """Return True if the GPU ran at a steady clock since the last call of this method."""

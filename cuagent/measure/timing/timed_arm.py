@@ -77,6 +77,10 @@ class TimedArm:
     blocks: list[BlockTime] = field(default_factory=list)
     single_calls: list[BlockTime] = field(default_factory=list)
     """Time of one single call after each block; empty if blocks have one call."""
+    wakes: list[BlockTime] = field(default_factory=list)
+    """Time of the call before each block that is no part of the times (`Repeats.wakes`)."""
+    calls: int = 1
+    """Number of calls in a block."""
     was_timed: bool = False
     """True if the process was in a timing."""
     memory: int | None = None
@@ -109,6 +113,12 @@ def counted(timed_arms: Mapping[str, TimedArm], device: Device) -> dict[str, lis
         {name: timed_arm.single_calls for name, timed_arm in timed_arms.items()}, trust, device
     )
     saved = _batching_gain(timed_arms, single_calls, block_times, device)
+    if any(timed_arm.wakes for timed_arm in timed_arms.values()):
+        wakes = _audited(
+            {name: timed_arm.wakes for name, timed_arm in timed_arms.items()}, trust, device
+        )
+        candidate = timed_arms.get(CANDIDATE)
+        saved += _moved(wakes, block_times, trust) / (candidate.calls if candidate else 1)
     return {
         name: [call + saved for call in calls] if name == CANDIDATE else calls
         for name, calls in block_times.items()
@@ -196,6 +206,30 @@ def _batching_gain(
     quiet = [quietest(times, GROUPS) for times in pairs[0]]
     least = max(_lower_limit(pairs[0], AUDIT_CONFIDENCE), _lower_limit(quiet, AUDIT_CONFIDENCE))
     return max(0.0, least, _lower_limit(pairs[1], SINGLE_CALL_CONFIDENCE) - COLD_S)
+
+
+def _moved(
+    wakes: Mapping[str, Sequence[float]],
+    block_times: Mapping[str, Sequence[float]],
+    trust: Set[str],
+) -> float:
+    """Return the seconds of work that the candidate certainly moved into the calls before its
+    blocks (`wakes`), which are no part of the times.
+
+    These calls are slower, because the process was stopped: by a factor that is at most that of a
+    trusted arm.
+    """
+    if not wakes.get(CANDIDATE) or not block_times.get(CANDIDATE):
+        return 0.0
+    slower = [
+        median(wakes[name]) / median(block_times[name])
+        for name in trust
+        if wakes.get(name) and block_times[name]
+    ]
+    usual = max(1.0, *slower) if slower else 1.0
+    pairs = zip(wakes[CANDIDATE], block_times[CANDIDATE], strict=False)
+    differences = [wake - usual * call for wake, call in pairs]
+    return max(0.0, median_interval(differences, AUDIT_CONFIDENCE)[0] - COLD_S)
 
 
 def _paired(
