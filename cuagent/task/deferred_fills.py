@@ -204,7 +204,7 @@ class DeferredFills(TorchFunctionMode):
         return isinstance(value, list | tuple) and any(map(self._uses, value))
 
     def _make_all(self) -> None:
-        """Make all fills that were put off, as if they had been made at once."""
+        """Make all fills that were put off, with the numbers that they would have had."""
         import torch
 
         self._note_state()

@@ -63,7 +63,7 @@ class Reference:
     """Function that returns the context in which the user's constructor runs."""
 
     values: Values = Values.CONSTRUCTED
-    """How the large random weights of a model get their numbers."""
+    """Origin of the numbers of a model's large random weights."""
     _not_deferrable: list[bool] = field(default_factory=list, compare=False, repr=False)
     """Not empty if fills of this module cannot be put off."""
 

@@ -9,7 +9,7 @@ from cuagent.verdict import FIRST_DRAWS, Reason, Verdict
 
 
 def test_notes_of_record_effort_are_not_compared() -> None:
-    """An audit repeats the draws only, whatever the effort of the recorded verdict was."""
+    """An audit repeats only the draws, also of a verdict at record effort."""
     repeated = Verdict(True, Reason.ACCEPTED, "", "task", "attempt", seeds=(1, 2))
     sanitized = "compute-sanitizer memcheck: clean"
     recorded = replace(repeated, notes=(FIRST_DRAWS, sanitized))

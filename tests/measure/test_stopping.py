@@ -226,7 +226,7 @@ def test_a_rung_that_was_delayed_in_one_timing_stays() -> None:
 
 
 def test_a_far_slower_rung_leaves_after_one_timing_only_if_its_calls_are_long() -> None:
-    """L1/61 (H200): three rungs of 9 ms were opened again for each round beside one of 2.6 ms."""
+    """L1/61 (H200): three rungs of 9 ms were opened again for each round; the best took 2.6 ms."""
     for share, factor, expected in ((1.1, 1.05, ("slow",)), (0.9, 1.05, ()), (1.1, 0.95, ())):
         best = share * LONG_CALL_S * 1e6
         far = best * FAR * factor

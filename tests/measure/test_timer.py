@@ -180,7 +180,8 @@ def test_outputs_cached_by_content_gain_nothing(
 def test_each_block_follows_a_call_on_other_inputs_that_is_not_timed(
     timer: Timer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a GPU where the host's work may show; a cheat gains nothing from that call."""
+    """A GPU's timing does so where the host's work may show. Results that are kept from that call
+    gain nothing."""
     made = list[tuple[str, list[int]]]()
     block = repeats._block
 

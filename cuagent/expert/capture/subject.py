@@ -57,9 +57,10 @@ class Target:
 
     @property
     def multiplies_from_shared(self) -> bool:
-        """True if tensor cores read operands from shared memory. Those of other GPUs, of all
-        workstations for instance, read registers, so a thread has fewer for its sums."""
-        return (9, 0) <= self.capability < (12, 0)
+        """True if tensor cores read operands from shared memory: on the same GPUs that have
+        clusters. Those of other GPUs, of all workstations for instance, read registers, so a thread
+        has fewer for its sums."""
+        return self.has_clusters
 
 
 @dataclass(frozen=True)

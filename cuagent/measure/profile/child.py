@@ -199,8 +199,8 @@ def _seconds(call: Callable[[], Any], device: Device, count: int) -> list[float]
 
 
 def _profiled(call: Callable[[], Any], device: Device, most: int) -> dict[str, Any]:
-    """Profile at most `most` calls, or so many that there are `MOST_EVENTS`; return the figures of
-    `_traced`."""
+    """Profile at most `most` calls, and fewer if their trace would exceed `MOST_EVENTS`; return the
+    figures of `_traced`."""
     figures, events = _traced(call, device, 1)
     count = min(most, MOST_EVENTS // max(1, events))
     return figures if count < 2 else _traced(call, device, count)[0]

@@ -32,14 +32,15 @@ LOOK_S = 0.1
 
 @dataclass(frozen=True)
 class Patience:
-    """How long to wait for baselines that open in the background."""
+    """Limits of a wait for baselines that open in the background."""
 
     seconds: float
-    """Longest wait."""
+    """Longest wait in seconds."""
     opening_s: float = math.inf
     """Seconds that a baseline may take to open in all, without pauses. One that took longer is
     waited for only as long as another one that has not, and for `least_s`."""
     least_s: float = 0.0
+    """Shortest wait in seconds for baselines that are not open."""
 
 
 Begin = Callable[[str], Session]

@@ -87,10 +87,10 @@ class Repeats:
     """True for `Effort.GLANCE`: shorter blocks on the CPU and as few repeats as the statistic
     permits."""
     wakes: bool = False
-    """True if each block follows a call that is no part of the times and is not judged, on the
-    inputs for warming up; work that a candidate moves there is charged. A process that was stopped
-    is slow at first: single calls of an RNN of 14 ms, of which the host launches all, took 21 ms
-    (H200 host). A user calls a module again and again."""
+    """True if each block follows a call on the inputs for warming up, which is not judged and does
+    not count; `counted` charges work that a candidate moves there. A process that was stopped is
+    slow at first: single calls of an RNN of 14 ms, all of which are launches, took 21 ms (H200
+    host). A user calls a module again and again."""
     slowed: int = field(default=0, init=False)
     """Number of repeats that are used although the GPU throttled, because too many were discarded
     already."""

@@ -84,6 +84,7 @@ class RoundRunner:
         before = system_load.cpu_times()
         try:
             with self.opening() as give_way:
+                self.floor.prepare(give_way)
                 batch = self.baselines.batch_with_fresh_inputs()
                 give_way()
                 if subject is not None:

@@ -55,6 +55,11 @@ class TaskFloor:
                 self._work, self._unit = count(self.task, self.fork_server, sharing)
         return self._work
 
+    def prepare(self, sharing: Sharing) -> None:
+        """Count the work before the first timing, which a counting process would disturb."""
+        if self._work is None and not self._failed:
+            self._failed = self.count(sharing) is None
+
     @property
     def counted(self) -> Work | None:
         """The task's work, if it was counted already; else None."""
@@ -67,13 +72,11 @@ class TaskFloor:
         """
         if self._roofline is None and not self._failed:
             with self._shared() as sharing:
-                work = self.count(sharing)
-            if work is None:
-                self._failed = True
-            else:
+                self.prepare(sharing)
+            if self._work is not None:
                 # On a GPU each timed call follows a write of more than the caches (`repeats`).
                 on_gpu = self.task.device is Device.CUDA
-                self._roofline = Roofline(work, self._ceilings(), self._unit, evicts=on_gpu)
+                self._roofline = Roofline(self._work, self._ceilings(), self._unit, evicts=on_gpu)
         if self._roofline is None:
             return None
         quickest = min((arm.median for arm in arms if arm.samples), default=float("inf"))

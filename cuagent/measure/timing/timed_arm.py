@@ -78,7 +78,7 @@ class TimedArm:
     single_calls: list[BlockTime] = field(default_factory=list)
     """Time of one single call after each block; empty if blocks have one call."""
     wakes: list[BlockTime] = field(default_factory=list)
-    """Time of the call before each block that is no part of the times (`Repeats.wakes`)."""
+    """Time of the call before each block, which does not count (`Repeats.wakes`)."""
     calls: int = 1
     """Number of calls in a block."""
     was_timed: bool = False
@@ -214,7 +214,7 @@ def _moved(
     trust: Set[str],
 ) -> float:
     """Return the seconds of work that the candidate certainly moved into the calls before its
-    blocks (`wakes`), which are no part of the times.
+    blocks (`wakes`), which do not count.
 
     These calls are slower, because the process was stopped: by a factor that is at most that of a
     trusted arm.
